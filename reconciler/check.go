@@ -15,7 +15,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/enforce"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
-	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // answer is the output of check and once as JSON.
@@ -35,8 +34,9 @@ type answer struct {
 
 // answer prints a report as JSON. The error says that there are faults beside differences.
 func (a *app) answer(r *reconcile.Report, obstacles []reconcile.Problem, out answer) error {
-	names := func(sources []policy.SourceID) []string { return mapped(sources, policy.SourceID.String) }
-	out.Applied, out.Pending, out.Dropped = names(r.Applied), names(r.Pending), names(r.Dropped)
+	out.Applied = mapped(r.Applied, policy.SourceID.String)
+	out.Pending = mapped(r.Pending, policy.SourceID.String)
+	out.Dropped = mapped(r.Dropped, policy.SourceID.String)
 	out.Stale, out.Warnings, out.Drift = staleIn(r), mapped(r.Warnings, error.Error), notNil(out.Drift)
 	err := a.print(out)
 	if n := len(obstacles); err == nil && n > 0 {
@@ -47,9 +47,10 @@ func (a *app) answer(r *reconcile.Report, obstacles []reconcile.Problem, out ans
 
 func staleIn(r *reconcile.Report) []string {
 	rules := cmp.Or(r.Rules, &enforce.State{})
-	stale := mapped(rules.Stale, func(o store.OwnedChain) string {
-		return fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, enforce.ChoiceOf(o))
-	})
+	stale := []string{}
+	for _, o := range rules.Stale {
+		stale = append(stale, fmt.Sprintf("%s (%s, %s)", o.Chain, o.Family, enforce.ChoiceOf(o)))
+	}
 	for _, at := range rules.Duplicates {
 		stale = append(stale, fmt.Sprintf("%s (%s)", at.Chain, at.Choice))
 	}
@@ -141,7 +142,7 @@ func (a *app) once(c *cobra.Command, _ []string) error {
 		const limit = 10 * time.Second
 		ctx, cancel := context.WithTimeout(c.Context(), limit)
 		defer cancel()
-		deleted, _, err := node.Enforcer(r.Sources, func(error) {}).ResetConnections(ctx)
+		deleted, _, err := node.Enforcer(r.Sources, ignoreWarning).ResetConnections(ctx)
 		if err != nil {
 			r.Warnings = append(r.Warnings, fmt.Errorf("reset connections: %w", err))
 		}

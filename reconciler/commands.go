@@ -26,14 +26,7 @@ func (a *app) root() *cobra.Command {
 		DisableAutoGenTag: true,
 		Version:           version,
 		RunE:              a.run,
-		PersistentPreRun: func(c *cobra.Command, _ []string) {
-			a.parsed = true
-			if c.HasParent() && c.Name() != "run" { // which logs them
-				warn(a, mapped(a.ignored, func(name string) string {
-					return "flag --" + name + " is accepted and does nothing: logs go to stderr"
-				}))
-			}
-		},
+		PersistentPreRun:  a.beforeCommand,
 	}
 	root.SetOut(a.out)
 	root.SetErr(a.err)
@@ -52,14 +45,28 @@ func (a *app) root() *cobra.Command {
 			continue
 		}
 		c.Flags().StringVarP(&a.output, "output", "o", "text", "`FORMAT` of the output: text or json")
-		c.PreRunE = func(*cobra.Command, []string) error {
-			if a.output != "text" && a.output != "json" {
-				return usageError{fmt.Errorf("-o %q: write text or json", a.output)}
-			}
-			return nil
-		}
+		c.PreRunE = a.checkOutput
 	}
 	return root
+}
+
+// beforeCommand notes that the command line is valid, and warns of klog's flags.
+func (a *app) beforeCommand(c *cobra.Command, _ []string) {
+	a.parsed = true
+	logsThem := !c.HasParent() || c.Name() == "run"
+	if logsThem {
+		return
+	}
+	for _, name := range a.ignored {
+		warn(a, []string{"flag --" + name + " is accepted and does nothing: logs go to stderr"})
+	}
+}
+
+func (a *app) checkOutput(*cobra.Command, []string) error {
+	if a.output != "text" && a.output != "json" {
+		return usageError{fmt.Errorf("-o %q: write text or json", a.output)}
+	}
+	return nil
 }
 
 // help has the texts of the commands and their examples, each after a line with its name.
@@ -148,10 +155,7 @@ func (f *settingFlag) Set(text string) error {
 func (a *app) addFlags(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.SortFlags = false
-	// klog has flags with underscores.
-	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
-	})
+	root.SetGlobalNormalizationFunc(withDashes)
 	const isDefault = "`FILE` of settings (default: " + config.DefaultReconcilerFile + ", if it exists)"
 	flags.StringVar(&a.config, "config", "", isDefault)
 	defaults := config.DefaultSettings()
@@ -159,7 +163,8 @@ func (a *app) addFlags(root *cobra.Command) {
 		if k.Name != "agent.backend" { // --backend is its flag
 			f := &settingFlag{flagName(k.Name), k.Name, k.Placeholder, k.Text(), false}
 			a.flags = append(a.flags, f)
-			if added := flags.VarPF(f, f.name, "", k.Usage); f.placeholder == "" {
+			added := flags.VarPF(f, f.name, "", k.Usage)
+			if f.placeholder == "" {
 				added.NoOptDefVal = "true"
 			}
 		}
@@ -180,6 +185,11 @@ func (a *app) addFlags(root *cobra.Command) {
 		})
 		flags.Lookup(name).Hidden = true
 	}
+}
+
+// withDashes normalizes the name of a flag: klog has flags with underscores.
+func withDashes(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 }
 
 // flagName writes resync_interval, agent.masqChain and conflist.manage as --resync-interval,

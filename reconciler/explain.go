@@ -17,7 +17,6 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/thirdparty"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
-	"github.com/ip-masq/ip-masq-cni/pkg/reconcile"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -136,7 +135,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	node.printSettingsOrigin(a)
 	e.Text(a.out)
 	warn(a, r.Warnings)
-	warn(a, mapped(node.problems(r, r.Obstacles()), func(p reconcile.Problem) error { return p.Err }))
+	warn(a, mapped(node.problems(r, r.Obstacles()), errOf))
 	return nil
 }
 
@@ -167,11 +166,15 @@ func sourceOf(name string, pods []store.Pod, is4 bool) (source netip.Addr, err e
 	}
 	var addresses []netip.Addr
 	for _, p := range pods {
-		if p.ContainerID == latest.ContainerID {
-			addresses = append(addresses, p.Addresses...)
+		if p.ContainerID != latest.ContainerID {
+			continue
+		}
+		for _, a := range p.Addresses {
+			if a.Is4() == is4 {
+				addresses = append(addresses, a)
+			}
 		}
 	}
-	addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a.Is4() != is4 })
 	name = policy.Quote(name)
 	switch {
 	case !isFound:

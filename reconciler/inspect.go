@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -64,7 +63,7 @@ func (a *app) inspect(ctx context.Context) (*inspection, error) {
 			n.active = activeReconciler{Running: true, problems: s.Problems, err: err}
 		}
 	}
-	if a.given(func(string) bool { return true }) {
+	if a.given("") {
 		n.settingsFrom += " and flags"
 	}
 	return n, nil
@@ -102,8 +101,8 @@ func (n *inspection) useSettings(a *app, s *metrics.Status) error {
 	if s.SettingsErr != "" {
 		n.SettingsErr = errors.New(s.SettingsErr)
 	}
-	meansOther := func(key string) bool { return strings.HasPrefix(key, "agent") }
-	if s.AgentFiles != nil && !a.given(meansOther) {
+	meansOther := a.given("agent") // files, or a policy beside them
+	if s.AgentFiles != nil && !meansOther {
 		n.AgentFiles = s.ReadAgentFiles
 	}
 	n.settingsFrom = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
@@ -151,6 +150,9 @@ func (n *inspection) printSettingsOrigin(a *app) {
 	}
 }
 
+// ignoreWarning is the Warn of an Enforcer that a command does not sync with.
+func ignoreWarning(error) {}
+
 // problems returns why the node is not ready, as the reconciler and a dry run tell. While the reconciler
 // tells why a policy is not in force yet, the rules that it asks for are no reason of their own.
 func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []reconcile.Problem {
@@ -168,6 +170,8 @@ func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []re
 	}
 	return append(all, n.active.problems...)
 }
+
+func errOf(p reconcile.Problem) error { return p.Err }
 
 func described(p reconcile.Problem) error { return fmt.Errorf("%s: %w", p.Reason, p.Err) }
 

@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"unicode"
@@ -92,13 +91,15 @@ type app struct {
 type escaped struct{ io.Writer }
 
 func (w escaped) Write(p []byte) (int, error) {
-	_, err := io.WriteString(w.Writer, strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, string(p)))
+	_, err := io.WriteString(w.Writer, strings.Map(replaceControl, string(p)))
 	return len(p), err
+}
+
+func replaceControl(r rune) rune {
+	if unicode.IsControl(r) && r != '\n' && r != '\t' {
+		return unicode.ReplacementChar
+	}
+	return r
 }
 
 func (a *app) settingsFile() string { return cmp.Or(a.config, config.DefaultReconcilerFile) }
@@ -201,8 +202,14 @@ func (a *app) setFlags(s *config.Settings) error {
 	return nil
 }
 
-func (a *app) given(of func(key string) bool) bool {
-	return slices.ContainsFunc(a.flags, func(f *settingFlag) bool { return f.given && of(f.key) })
+// given reports whether a flag is given whose key begins with a prefix.
+func (a *app) given(prefix string) bool {
+	for _, f := range a.flags {
+		if f.given && strings.HasPrefix(f.key, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // node opens the node. With an error, its settings are not those of the file.

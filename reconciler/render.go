@@ -51,7 +51,7 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if err := r.Incomplete(); err != nil {
 		return fmt.Errorf("render the desired rules: not all documents can be read: %w", err)
 	}
-	warn(a, mapped(r.Obstacles(), func(p reconcile.Problem) error { return p.Err }))
+	warn(a, mapped(r.Obstacles(), errOf))
 	choice, err := outputForm(r, wanted)
 	if err != nil {
 		return err

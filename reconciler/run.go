@@ -62,15 +62,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	}
 	d.monitor = metrics.New(metrics.Options{
 		Version: version, ThirdParty: d.thirdParty, PluginVersion: d.pluginVersion, Log: d.log,
-		Conntrack: conntrack.ReadStats,
-		Record: func() (store.Record, error) {
-			s, err := d.current.Load().Node.Dir.Load()
-			return s.Record, err
-		},
-		State: func(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) },
-		Written: func(s policy.SourceID) (time.Time, error) {
-			return d.current.Load().Node.Dir.Written(s)
-		},
+		Conntrack: conntrack.ReadStats, Record: d.record, State: d.state, Written: d.written,
 	})
 	d.files = fswatch.New(filepath.Dir(a.settingsFile()))
 	defer func() { _ = d.files.Close() }()
@@ -120,7 +112,7 @@ func (a *app) flagValues(s config.Settings) map[string]string {
 	for _, f := range a.flags {
 		x := settings[f.key]
 		values[f.name] = x.Value
-		if x.Key == "data_dir" { // which the command line rarely states
+		if x.Key == dataDirKey { // which the command line rarely states
 			values[f.name] += " (" + x.Origin + ")"
 		}
 	}
@@ -172,15 +164,9 @@ func (d *daemon) serve(ctx context.Context, s config.Settings, bad error) (confi
 	if s.Conflist.Manage {
 		dirs = append(dirs, filepath.Dir(s.Conflist.EntryFile))
 	}
-	files := fswatch.New(dirs...)
+	files, cache := fswatch.New(dirs...), fswatch.New(node.CacheDir)
 	all.Go(func() { d.watchFiles(ctx, files, loop.FilesChanged) })
-	cache, events := fswatch.New(node.CacheDir), node.CacheEvents()
-	cacheChanged := func() {
-		if events.Concern() {
-			loop.FilesChanged()
-		}
-	}
-	all.Go(func() { d.watchFiles(ctx, cache, cacheChanged) })
+	all.Go(func() { d.watchCache(ctx, cache, loop) })
 	all.Go(func() { loop.Run(ctx) })
 	return d.waitForSettings(ctx, s, bad, loop.SyncNow)
 }
@@ -296,6 +282,16 @@ func reportCommits(ctx context.Context, loop *reconcile.Loop, watched nfnetlink.
 	}
 }
 
+// watchCache watches the runtime's cache of network configurations, from which pods are recorded.
+func (d *daemon) watchCache(ctx context.Context, cache *fswatch.Watcher, loop *reconcile.Loop) {
+	events := loop.Node.CacheEvents()
+	d.watchFiles(ctx, cache, func() {
+		if events.Concern() {
+			loop.FilesChanged()
+		}
+	})
+}
+
 func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed func()) {
 	defer func() { _ = files.Close() }()
 	log := flowcontrol.LogOnce(d.log)
@@ -310,6 +306,18 @@ func (d *daemon) watchFiles(ctx context.Context, files *fswatch.Watcher, changed
 			changed()
 		}
 	}
+}
+
+// record reads what is on record in the dataDir of the loop that runs.
+func (d *daemon) record() (store.Record, error) {
+	s, err := d.current.Load().Node.Dir.Load()
+	return s.Record, err
+}
+
+func (d *daemon) state(ctx context.Context) *enforce.State { return d.current.Load().State(ctx) }
+
+func (d *daemon) written(s policy.SourceID) (time.Time, error) {
+	return d.current.Load().Node.Dir.Written(s)
 }
 
 func (d *daemon) thirdParty(r *reconcile.Report) (int, error) {

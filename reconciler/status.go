@@ -307,7 +307,11 @@ func filesOf(id policy.SourceID, r *reconcile.Report) []string {
 	case id.Kind == policy.Network && list != nil:
 		return []string{list.File}
 	case id.Kind == policy.AgentFiles && agent != nil:
-		return mapped(agent.Names, func(name string) string { return filepath.Join(agent.Dir, name) })
+		files := []string{}
+		for _, name := range agent.Names {
+			files = append(files, filepath.Join(agent.Dir, name))
+		}
+		return files
 	}
 	return []string{}
 }

@@ -5,7 +5,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -35,11 +34,7 @@ func (s *nodeStatus) text(now time.Time) string {
 	}
 	w.row("Plugin:", plugin)
 	w.row("Settings:", s.settingsText())
-	dataDir := policy.Printable(s.DataDir)
-	if i := slices.IndexFunc(s.Settings, func(x config.Setting) bool { return x.Key == "data_dir" }); i >= 0 {
-		dataDir += " (" + policy.Printable(s.Settings[i].Origin) + ")"
-	}
-	w.row("Data dir:", dataDir)
+	w.row("Data dir:", s.dataDirText())
 	s.writeChains(w)
 	s.writeSources(w, now)
 	if s.Pods != (podsStatus{}) {
@@ -76,6 +71,17 @@ func (s bootUnitStatus) text() string {
 	return policy.Printable(s.Path) + ", ran in this boot at " + s.Ran.UTC().Format(format)
 }
 
+// dataDirText returns the dataDir and where it is stated.
+func (s *nodeStatus) dataDirText() string {
+	text := policy.Printable(s.DataDir)
+	for _, x := range s.Settings {
+		if x.Key == dataDirKey {
+			return text + " (" + policy.Printable(x.Origin) + ")"
+		}
+	}
+	return text
+}
+
 // settingsText returns where the settings come from, and those that are not the defaults.
 func (s *nodeStatus) settingsText() string {
 	defaults := map[string]string{}
@@ -86,7 +92,7 @@ func (s *nodeStatus) settingsText() string {
 	for _, x := range s.Settings {
 		value, isKey := defaults[x.Key]
 		isDefault := x.Origin == config.DefaultOrigin || isKey && value == x.Value
-		if isDefault || x.Key == "data_dir" { // which has a row of its own
+		if isDefault || x.Key == dataDirKey { // which has a row of its own
 			continue
 		}
 		shown := policy.Printable(cmp.Or(x.Value, "none"))
@@ -241,7 +247,11 @@ func (s *nodeStatus) found(severity diagnose.Severity) (found []diagnose.Finding
 }
 
 func idsOf(found []diagnose.Finding) string {
-	return strings.Join(mapped(found, func(f diagnose.Finding) string { return f.ID }), ", ")
+	var ids []string
+	for _, f := range found {
+		ids = append(ids, f.ID)
+	}
+	return strings.Join(ids, ", ")
 }
 
 func (s *nodeStatus) doctorText() string {

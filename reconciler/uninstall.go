@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -180,7 +181,8 @@ func (u *uninstallation) print(a *app, complete bool) {
 	if u.BootUnit != "" {
 		fmt.Fprintf(a.out, "removed the boot unit %s\n", policy.Printable(u.BootUnit))
 	}
-	if u.printRemoved(a); !complete {
+	u.printRemoved(a)
+	if !complete {
 		return
 	}
 	removed := len(u.Conflists) > 0 || len(u.Plugins) > 0 || u.BootUnit != "" || u.removedAnything()
@@ -201,39 +203,46 @@ func (u *uninstallation) print(a *app, complete bool) {
 // a DaemonSet has no other way to run something once on each node. It is ready when nothing is left.
 func (a *app) stay(ctx context.Context, u *uninstallation) error {
 	log := flowcontrol.LogOnce(a.logger(u.node.Settings))
-	left := errors.New("not begun yet")
 	monitor := metrics.New(metrics.Options{Version: version})
-	report := func() {
-		r := &reconcile.Report{}
-		if left != nil {
-			r.Problems = []reconcile.Problem{{Reason: reasonUninstall, Err: left}}
-		}
-		monitor.Report(r, time.Minute) // which no step takes
-	}
-	report()
+	left := errors.New("not begun yet")
+	reportLeft(monitor, left)
 	var server sync.WaitGroup
 	defer server.Wait()
 	address := u.node.Settings.HealthListen
 	server.Go(func() { monitor.Serve(ctx, "health_listen", address, monitor.Health(), log) })
 	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, 2*time.Second) {
 		if left != nil || u.dirs.HaveAny() {
-			if left = u.step(ctx); ctx.Err() != nil {
+			left = u.step(ctx)
+			if ctx.Err() != nil {
 				break
 			}
-			for _, warning := range u.Warnings {
-				log.Warn(warning)
-			}
-			u.Warnings = nil
-			if left == nil {
-				log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists),
-					"plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
-			} else {
-				log.Warn("cannot remove all yet, trying again", "reason", left.Error())
-			}
+			u.logStep(log, left)
 		}
-		report()
+		reportLeft(monitor, left)
 	}
 	return nil
+}
+
+// reportLeft reports what is left to remove; nil is nothing.
+func reportLeft(monitor *metrics.Monitor, left error) {
+	r := &reconcile.Report{}
+	if left != nil {
+		r.Problems = []reconcile.Problem{{Reason: reasonUninstall, Err: left}}
+	}
+	monitor.Report(r, time.Minute) // which no step takes
+}
+
+func (u *uninstallation) logStep(log *slog.Logger, left error) {
+	for _, warning := range u.Warnings {
+		log.Warn(warning)
+	}
+	u.Warnings = nil
+	if left != nil {
+		log.Warn("cannot remove all yet, trying again", "reason", left.Error())
+		return
+	}
+	log.Info("uninstalled; this process may be stopped", "conflists", len(u.Conflists),
+		"plugin", strings.Join(u.Plugins, ", "), "chains", len(u.Removed))
 }
 
 func (a *app) cleanup(c *cobra.Command, _ []string) error {
@@ -246,7 +255,8 @@ func (a *app) cleanup(c *cobra.Command, _ []string) error {
 	if a.json() {
 		return errors.Join(err, a.print(result))
 	}
-	if result.printRemoved(a); err == nil && !result.removedAnything() {
+	result.printRemoved(a)
+	if err == nil && !result.removedAnything() {
 		fmt.Fprintln(a.out, "nothing to remove")
 	}
 	return err

@@ -121,7 +121,7 @@ func (a *app) who(ctx context.Context, q conntrack.Query) error {
 	if err != nil {
 		return err
 	}
-	e := node.Enforcer(node.Read(), func(error) {})
+	e := node.Enforcer(node.Read(), ignoreWarning)
 	state, err := e.Dir.Load()
 	if err != nil {
 		return err // without documents each verdict would be wrong
