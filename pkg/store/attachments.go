@@ -152,7 +152,8 @@ func (d *Dir) CheckAttach(network string) error {
 }
 
 // AttachCached records a pod from the runtime's cache, unless its attachment has the record of an ADD. It
-// returns whether it did. A record from the cache is replaced in place: at no time is there none.
+// returns whether it did. A record from the cache is replaced by a rename: at no time is there none, also if
+// the disk is full.
 func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	p.Cached = true
 	f, err := d.ofBoot(true, networkName(p.Network))
@@ -164,8 +165,12 @@ func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 	if err != nil || has != nil && !has.Cached {
 		return false, err
 	}
-	if err := f.createPod(p); err != nil {
+	temp, err := f.stage(writeAttachment, p.file(), p.encode(), overwrite)
+	if err != nil {
 		return false, err
+	}
+	if err := f.replace(writeAttachment, temp, p.file()); err != nil {
+		return false, errors.Join(err, f.remove(temp))
 	}
 	return true, nil
 }

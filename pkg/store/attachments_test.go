@@ -232,6 +232,9 @@ func TestCachedAttachments(t *testing.T) {
 		has(what)
 	}
 	record(true)
+	cachedFiles := assert.Must(filepath.Glob(filepath.Join(d.Path(), "attachments", "*", "*", "*.cached")))(t)
+	ok(t, os.WriteFile(cachedFiles[0]+".1a.tmp", nil, 0o600)) // by a process that was killed
+	has("beside a temporary file", cached)
 	ok(t, l.Destroy())
 	absent(t, d.Path())
 }

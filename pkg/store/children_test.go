@@ -176,6 +176,10 @@ func onFullDisk(d *store.Dir) error {
 	if err := errors.Join(err, l.Put(newSource("podnet")), former.Attach(aPod("podnet", "c", "eth0"))); err != nil {
 		return err
 	}
+	cached := aPod("podnet", "cached", "eth0")
+	if _, err := d.AttachCached(cached); err != nil {
+		return err
+	}
 	file, err := os.Create(d.Path() + "/of-another-program")
 	if err != nil {
 		return err
@@ -191,6 +195,16 @@ func onFullDisk(d *store.Dir) error {
 		return fmt.Errorf("beside the attachments of an earlier boot: %w", err)
 	}
 	fill()
+	larger := cached
+	larger.Name = strings.Repeat("n", 5000) // so that a part of it fits where the record is
+	_, err = d.AttachCached(larger)
+	if err := full(err); err != nil {
+		return fmt.Errorf("replace the record of a cached pod: %w", err)
+	}
+	kept, err := d.Pod(cached.Attachment)
+	if err != nil || kept == nil || kept.Name != cached.Name {
+		return fmt.Errorf("the record of a cached pod that cannot be replaced: %v, %w", kept, err)
+	}
 	return errors.Join(full(l.Put(newSource("other"))), file.Close(), l.Release())
 }
 

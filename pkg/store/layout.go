@@ -27,8 +27,17 @@ func kindOf(dir, name string) uint32 {
 	case strings.Count(dir, "/") == 1:
 		return kindOfBoot(name)
 	default: // of a network
-		return fileIf(isHash(strings.TrimSuffix(name, cachedSuffix)))
+		return fileIf(isOfNetwork(name))
 	}
+}
+
+// isOfNetwork reports whether a name is that of an attachment's record, of one from the runtime's cache, or of
+// a temporary file for the latter.
+func isOfNetwork(name string) bool {
+	hash, _, _ := strings.Cut(name, ".")
+	cached := hash + cachedSuffix
+	isRecord := name == hash || name == cached || safefile.IsTemp(name, cached+".")
+	return isHash(hash) && isRecord
 }
 
 func fileIf(is bool) uint32 {

@@ -44,7 +44,7 @@ func (l *Lock) Put(c policy.Source) error {
 	if err != nil {
 		return err
 	}
-	temp, err := sources.stage(name, data, safefile.Fill)
+	temp, err := sources.stage(writeDocument, name, data, safefile.Fill)
 	if err != nil {
 		return err
 	}
@@ -89,14 +89,16 @@ func (l *Lock) makeSources() (*folder, error) {
 
 // stage writes what is to replace a file under a temporary name, which it returns. The function that fills
 // the file syncs it, if it has to survive a crash, and closes it.
-func (f *folder) stage(name string, data []byte, fill func(*os.File, []byte) error) (temp string, err error) {
-	// Errors name the document and not the temporary file, so that the same error has the same text.
+func (f *folder) stage(
+	op, name string, data []byte, fill func(*os.File, []byte) error,
+) (temp string, err error) {
+	// Errors name the final file and not the temporary one, so that the same error has the same text.
 	temp = safefile.TempName(name + ".")
-	file, err := f.create(writeDocument, temp, name)
+	file, err := f.create(op, temp, name)
 	if err != nil {
 		return "", err
 	}
-	err = failure(writeDocument, f.in(name), fill(file, data))
+	err = failure(op, f.in(name), fill(file, data))
 	if err != nil {
 		return "", errors.Join(err, f.remove(temp))
 	}
@@ -259,7 +261,7 @@ func (f *folder) upgradeDocument(name string) error {
 	if err != nil {
 		return err
 	}
-	temp, err := f.stage(name, data, safefile.Fill)
+	temp, err := f.stage(writeDocument, name, data, safefile.Fill)
 	if err != nil {
 		return err
 	}
@@ -317,7 +319,7 @@ func (f *folder) rewrite(name string, data []byte, fill func(*os.File, []byte) e
 	if err != nil {
 		return err
 	}
-	temp, err := f.stage(name, data, fill)
+	temp, err := f.stage(writeDocument, name, data, fill)
 	if err != nil {
 		return err
 	}
