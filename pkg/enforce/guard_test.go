@@ -551,7 +551,10 @@ func TestRepairWithoutReset(t *testing.T) {
 	for err == nil {
 		_, err = ballast.Write(make([]byte, 4096))
 	}
-	f.mustBeInSync(f.sync(net))
+	if s := f.sync(net); s.Differs() || s.Err("A") != nil || !errors.Is(s.RecordErr, unix.ENOSPC) {
+		t.Errorf("%v, error %v, record %v", s.Diff(), s.Err("A"), s.RecordErr)
+	}
+	f.mustBeInSync(f.observe(net))
 	if !slices.ContainsFunc(f.warnings, func(w string) bool { return strings.Contains(w, "connections are not reset") }) {
 		t.Errorf("warnings %q", f.warnings)
 	}

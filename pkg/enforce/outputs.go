@@ -174,6 +174,15 @@ func outputsOf(rec store.Record, chain string) (all []store.Outputs) {
 	return all
 }
 
+// recordedItems returns the list of outputAddresses for which the addresses of a chain were recorded.
+func recordedItems(rec store.Record, chain string) policy.AddressItems {
+	outputs := outputsOf(rec, chain)
+	if len(outputs) == 0 {
+		return nil
+	}
+	return outputs[0].Items
+}
+
 // AmbiguousOutputs returns the choices that the list does not decide alone.
 func (s *State) AmbiguousOutputs() (errs []error) {
 	for _, c := range s.Chains {

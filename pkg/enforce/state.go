@@ -22,8 +22,8 @@ type State struct {
 	Guard GuardState
 	// Stale are the owned chains that no policy asks for.
 	Stale []store.OwnedChain
-	// RecordErr is the reason why nothing was written: the record or a document cannot be written. The rules
-	// can still be correct.
+	// RecordErr is the reason why nothing was written, or only what is on record: the record or a document
+	// cannot be written. The rules can still be correct.
 	RecordErr error
 	// Duplicates are chains of the same names in other backends (AllBackends).
 	Duplicates []netfilter.OwnedChain
@@ -72,7 +72,6 @@ type progress struct {
 	asked         bool
 	refused       error              // why a policy would not be accepted
 	keepsToRecord bool               // a repair does only what is on record, which cannot be written
-	lacksPods     bool               // it left out pods that are to be exempt, as the record lacks them
 	overtaken     int                // how often another program interfered, see maxOvertaken
 	removed       []store.OwnedChain // chains that no policy wants
 	stuck         []store.OwnedChain // those that could not be removed
@@ -251,7 +250,7 @@ func (s *State) isAllWritten() bool {
 	return true
 }
 
-// InSync reports whether nothing is left to do.
+// InSync reports whether nothing is left to do, such as to write the record.
 func (s *State) InSync() bool {
 	if s.Guard.Err != nil || s.Failed() || s.Differs() {
 		return false
@@ -271,9 +270,10 @@ func (s *State) outputsRecorded() bool {
 	return reflect.DeepEqual(outputs, rec.Outputs) && slices.Equal(s.former(outputs), rec.Former)
 }
 
-// PodsRecorded reports whether the record has the pods that are to be exempt.
+// PodsRecorded reports whether the record has the pods that are to be exempt. A run that could not write it
+// may have left out some.
 func (s *State) PodsRecorded() bool {
-	return !s.run.lacksPods && s.node.exempt.recorded(s.onRecord.now)
+	return s.RecordErr == nil && s.node.exempt.recorded(s.onRecord.now)
 }
 
 // Failed reports whether a chain could not be read, must not be changed or could not be written.

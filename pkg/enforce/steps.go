@@ -87,11 +87,9 @@ func (s *State) mustAsk() bool {
 	return len(s.onRecord.before.Chains) > 0 || s.hasRules()
 }
 
-// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are due
-// then. If the record cannot be written, because the disk is full, a change fails. A repair goes on with what is on
-// record: rules that exist do not wait for a disk. Nothing is written then beside a document that cannot be read,
-// as the rules that exist come from that document, too, nor while the list of namespaces is another one than that
-// on record, whose pods do not belong to the stored policies.
+// recordFirst records the chains that are about to be owned, besides those that are, and the resets that are
+// due then. If the record cannot be written, because the disk is full, rules that exist do not wait for it: a
+// run goes on with what is on record, if that fits the stored policies. Any other run ends.
 func recordFirst(_ context.Context, do effects, s *State) *State {
 	err := do.PutRecord(s.onRecord.planned)
 	if err == nil {
@@ -100,9 +98,7 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 		return s
 	}
 	err = fmt.Errorf("record the chains to be written: %w", err)
-	isRepair := s.documents.before == nil
-	hasRecordedList := slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces)
-	if !isRepair || s.node.keepsAll || !hasRecordedList {
+	if !s.recordFits() {
 		s.failRecord(err)
 		return s
 	}
@@ -116,11 +112,29 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 			c.fail(s.RecordErr)
 		}
 	}
-	s.run.lacksPods = !s.PodsRecorded()
 	do.desireRecorded(s)
 	s.onRecord.planned = s.onRecord.now
 	s.compare()
 	return s
+}
+
+// recordFits reports whether the pods and addresses on record are those of the stored policies, so that rules
+// can be repaired with them: the run changes no policy, all documents can be read, and the record was written
+// for the same namespaces and outputAddresses. Otherwise the rules would be those of no policy.
+func (s *State) recordFits() bool {
+	isChange := s.documents.before != nil
+	sameNamespaces := slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces)
+	if isChange || s.node.keepsAll || !sameNamespaces {
+		return false
+	}
+	for i := range s.Chains {
+		c := &s.Chains[i]
+		items := recordedItems(s.onRecord.now, c.Policy.Chain)
+		if c.Recorded && !slices.Equal(items, c.Policy.OutputAddresses.Value) {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *State) isOnRecord() bool { return reflect.DeepEqual(s.onRecord.planned, s.onRecord.now) }

@@ -374,3 +374,35 @@ func TestNoRepairWithoutRecordOfAnotherList(t *testing.T) {
 	}
 	assert.Equal(t, "generation", kernel.Generation, before)
 }
+
+// TestNoRepairWithoutRecordOfOtherOutputs: a process that was killed recorded the addresses of another list of outputAddresses
+// than that of the stored policy. Rules with them and the stored prefixes would be those of no policy.
+func TestNoRepairWithoutRecordOfOtherOutputs(t *testing.T) {
+	kernel := netfiltertest.New()
+	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}}
+	address := policy.NodeAddress{Address: netip.MustParseAddr("203.0.113.9"), Interface: "eth0", Up: true}
+	e.Addresses = func([]policy.Family) ([]policy.NodeAddress, error) { return []policy.NodeAddress{address}, nil }
+	lock := assert.Must(e.Dir.Lock(t.Context()))(t)
+	defer func() { _ = lock.Release() }()
+	sources := []policy.Source{{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: policy.SourcePolicy{
+		Chain: "A", Backend: policy.NFTables,
+	}}}
+	record := func() store.Record { return assert.Must(e.Dir.Load())(t).Record }
+	if s := e.Sync(t.Context(), e.Observe(t.Context(), sources, record()), lock); !s.InSync() {
+		t.Fatalf("%v, %v", s.Diff(), s.RecordErr)
+	}
+	changed := record()
+	changed.Outputs = []store.Outputs{{
+		Chain: "A", Items: policy.AddressItems{netip.MustParsePrefix("203.0.113.0/24")},
+		Addresses: []policy.OutputAddress{{Interface: address.Interface, Address: address.Address}},
+	}}
+	assert.NoError(t, lock.PutRecord(changed))
+	s := e.Observe(t.Context(), sources, record())
+	s.begin(1)
+	before := kernel.Generation
+	s = run(t.Context(), s, recordless{does{e, lock}})
+	if !errors.Is(s.RecordErr, errFault) {
+		t.Errorf("record: %v", s.RecordErr)
+	}
+	assert.Equal(t, "generation", kernel.Generation, before)
+}
