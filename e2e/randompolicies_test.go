@@ -75,7 +75,7 @@ func (n *node) openBackend(t *testing.T) (b netfilter.Backend) {
 	t.Cleanup(func() { must(t, direct.Close()) })
 	drivers := netfilter.Drivers{iptables.New(n.path), direct}
 	must(t, n.Node.Do(func() error {
-		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.backend.setting), func(netfilter.Choice) error { return nil })
+		choice, err := drivers.Choose(t.Context(), policy.DefaultChain, policy.Backend(n.backend.setting), "", func(netfilter.Choice) error { return nil })
 		if err == nil && choice.Variant != n.backend.variant {
 			err = fmt.Errorf("chose %s on a node with %s", choice, n.backend.name)
 		}

@@ -29,7 +29,8 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 		return all
 	})
 	for i := range s.Chains {
-		e.desireBackend(ctx, s, &s.Chains[i], owned)
+		c := &s.Chains[i]
+		e.desireBackend(ctx, s, c, e.lastBoot(rec, c.Policy.Chain), owned)
 	}
 	e.desireChains(s, recordedPods)
 	return s
@@ -37,9 +38,9 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 
 // desireBackend chooses the backend of a chain.
 func (e *Enforcer) desireBackend(
-	ctx context.Context, s *State, c *Chain, owned func() []netfilter.OwnedChain,
+	ctx context.Context, s *State, c *Chain, lastBoot policy.Backend, owned func() []netfilter.OwnedChain,
 ) {
-	choice, err := e.choose(ctx, s.onRecord.now, c.Policy, owned)
+	choice, err := e.choose(ctx, s.onRecord.now, c.Policy, lastBoot, owned)
 	if err != nil {
 		c.fail(fmt.Errorf("choose a backend for chain %s: %w", c.Policy.Chain, err))
 		return
@@ -116,15 +117,29 @@ func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 	return rec
 }
 
+// lastBoot returns the backend of a chain by a record of an earlier boot, or "".
+func (e *Enforcer) lastBoot(rec store.Record, chain string) policy.Backend {
+	if rec.Boot == e.Dir.Boot() {
+		return ""
+	}
+	for _, o := range rec.Chains {
+		if o.Chain == chain && !o.Stuck {
+			return o.Backend
+		}
+	}
+	return ""
+}
+
 // choose returns the backend for the chain of a policy: the one on record, or in which the kernel has the
-// chain, else the first that would accept its rules.
+// chain, else that of the last boot, else the first that would accept its rules.
 //
 // A backend is chosen once in a boot, by asking each candidate, and kept: a program that fails once must not
 // move a chain. Where the record was lost, the chain in the kernel tells. In another backend it would stay in
 // force beside the new one, with the old policy. The plugin chooses, because it sees the host, and the
 // reconciler follows: its image may lack the programs.
 func (e *Enforcer) choose(
-	ctx context.Context, rec store.Record, p policy.Policy, owned func() []netfilter.OwnedChain,
+	ctx context.Context, rec store.Record, p policy.Policy, lastBoot policy.Backend,
+	owned func() []netfilter.OwnedChain,
 ) (netfilter.Choice, error) {
 	stated := p.Backend.Value
 	accepts := func(b policy.Backend) bool { return stated == policy.Auto || stated == b }
@@ -144,7 +159,7 @@ func (e *Enforcer) choose(
 		}
 	}
 	ask := func(c netfilter.Choice) error { return e.wouldAccept(ctx, c, p) }
-	choice, err := e.Drivers.Choose(ctx, p.Chain, stated, ask)
+	choice, err := e.Drivers.Choose(ctx, p.Chain, stated, lastBoot, ask)
 	if err != nil {
 		return choice, err
 	}

@@ -129,10 +129,14 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 }
 
 // Choose returns the choice for a chain: the stated backend or, if that is auto, the one that the node uses
-// for the chain already, else nftables beside kube-proxy in its mode nftables, else the first that works on
-// this host and accepts the rules. If a program is busy, no backend is chosen, and the error wraps ErrBusy.
+// for the chain already, else nftables beside kube-proxy in its mode nftables, else the one of the last boot
+// ("" if there is none), else the first, that works on this host and accepts the rules. If a program is busy,
+// no backend is chosen, and the error wraps ErrBusy.
+//
+// The boot unit chooses before kube-proxy runs: by the kernel alone, a chain would leave nftables at the
+// first boot with the unit, for ever.
 func (ds Drivers) Choose(
-	ctx context.Context, chain string, stated policy.Backend, accepts func(Choice) error,
+	ctx context.Context, chain string, stated, lastBoot policy.Backend, accepts func(Choice) error,
 ) (Choice, error) {
 	candidates := ds
 	if stated != policy.Auto {
@@ -148,7 +152,7 @@ func (ds Drivers) Choose(
 			return c, err
 		}
 	}
-	candidates = candidates.kubeProxysFirst()
+	candidates = candidates.preferred(lastBoot)
 	var failures []error
 	for i, d := range candidates {
 		c, err := d.Probe(ctx, "")
@@ -179,15 +183,23 @@ func chosenBefore(ctx context.Context, d Driver, chain string) (c Choice, found 
 	return Choice{}, false, nil
 }
 
-// kubeProxysFirst returns the drivers in an order in which that of kube-proxy's rules is the first.
-func (ds Drivers) kubeProxysFirst() Drivers {
+// preferred returns the drivers in an order in which that of kube-proxy's rules is the first, else that of the
+// last boot.
+func (ds Drivers) preferred(lastBoot policy.Backend) Drivers {
 	for i, d := range ds {
 		if d.HasKubeProxy() {
-			return slices.Concat(ds[i:i+1], ds[:i], ds[i+1:])
+			return ds.startingWith(i)
+		}
+	}
+	for i, d := range ds {
+		if d.Backend() == lastBoot {
+			return ds.startingWith(i)
 		}
 	}
 	return ds
 }
+
+func (ds Drivers) startingWith(i int) Drivers { return slices.Concat(ds[i:i+1], ds[:i], ds[i+1:]) }
 
 // Duplicates returns every other choice in which a chain exists, by an agent or an earlier choice.
 func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) ([]Choice, error) {

@@ -40,18 +40,22 @@ type besideKubeProxy struct{ netfilter.Driver }
 
 func (besideKubeProxy) HasKubeProxy() bool { return true }
 
-// TestChooseBesideKubeProxy: auto chooses the backend of kube-proxy's rules, unless the chain is in another
-// one already.
-func TestChooseBesideKubeProxy(t *testing.T) {
+// TestChoosePreferred: auto chooses the backend that has the chain, else that of kube-proxy's rules, else that of
+// the last boot, else the first.
+func TestChoosePreferred(t *testing.T) {
 	accepts := func(netfilter.Choice) error { return nil }
 	k := netfiltertest.New()
 	drivers := k.Drivers()
-	choose := func(ds netfilter.Drivers) netfilter.Choice {
-		return assert.Must(ds.Choose(t.Context(), "X", policy.Auto, accepts))(t)
+	choose := func(ds netfilter.Drivers, lastBoot policy.Backend) netfilter.Choice {
+		return assert.Must(ds.Choose(t.Context(), "X", policy.Auto, lastBoot, accepts))(t)
 	}
 	beside := netfilter.Drivers{drivers[0], besideKubeProxy{drivers[1]}}
-	assert.Equal(t, "without kube-proxy", choose(drivers), netfiltertest.IPTables)
-	assert.Equal(t, "beside kube-proxy", choose(beside), netfiltertest.NFTables)
+	assert.Equal(t, "the first", choose(drivers, ""), netfiltertest.IPTables)
+	assert.Equal(t, "of the last boot", choose(drivers, policy.NFTables), netfiltertest.NFTables)
+	assert.Equal(t, "beside kube-proxy", choose(beside, policy.IPTables), netfiltertest.NFTables)
+	k.Unusable[netfiltertest.NFTables] = netfilter.ErrUnusable
+	assert.Equal(t, "of the last boot, unusable", choose(drivers, policy.NFTables), netfiltertest.IPTables)
+	delete(k.Unusable, netfiltertest.NFTables)
 	k.Chains[netfiltertest.IPTables][policy.ChainFamily{Family: policy.IPv4, Chain: "X"}] = policy.Chain{}
-	assert.Equal(t, "in use", choose(beside), netfiltertest.IPTables)
+	assert.Equal(t, "has the chain", choose(beside, policy.NFTables), netfiltertest.IPTables)
 }

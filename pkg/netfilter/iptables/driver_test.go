@@ -148,6 +148,8 @@ func TestProbe(t *testing.T) {
 // works is a driver of a backend that works.
 type works struct{ netfilter.Driver }
 
+func (works) Backend() policy.Backend { return policy.NFTables }
+
 func (works) FindChain(context.Context, string) ([]netfilter.Choice, error) { return nil, nil }
 func (works) Probe(context.Context, string) (netfilter.Choice, error)       { return netfilter.Choice{}, nil }
 func (works) HasKubeProxy() bool                                            { return false }
@@ -161,7 +163,7 @@ func TestChooseBusy(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			isolate(t)
 			path := pathWith(t, map[string]string{"iptables": listing(fails)})
-			c, err := netfilter.Drivers{New(path), works{}}.Choose(t.Context(), "X", policy.Auto, func(netfilter.Choice) error { return nil })
+			c, err := netfilter.Drivers{New(path), works{}}.Choose(t.Context(), "X", policy.Auto, "", func(netfilter.Choice) error { return nil })
 			if !errors.Is(err, netfilter.ErrBusy) || errors.Is(err, netfilter.ErrUnusable) {
 				t.Errorf("got %v, %v", c, err)
 			}
@@ -213,7 +215,7 @@ func TestChooseBesideNativeTable(t *testing.T) {
 				"iptables-nft": "nft", "iptables-nft-restore": "nft", "ip6tables-nft": "nft", "ip6tables-nft-restore": "nft",
 				"iptables-legacy": "legacy", "iptables-legacy-restore": "legacy", "ip6tables-legacy": "legacy", "ip6tables-legacy-restore": "legacy",
 			}))
-			c, err := netfilter.Drivers{d, works{}}.Choose(t.Context(), "X", policy.Auto, func(c netfilter.Choice) error {
+			c, err := netfilter.Drivers{d, works{}}.Choose(t.Context(), "X", policy.Auto, "", func(c netfilter.Choice) error {
 				b := assert.Must(d.Open(c))(t)
 				return b.CheckWrite(t.Context(), desired(policy.OwnedBy(owner), basic("X")), netfilter.Observation{})
 			})
@@ -236,7 +238,7 @@ func TestChooseAfterCrash(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			isolate(t)
 			d := New(pathWith(t, map[string]string{"iptables-nft": "nft", "iptables-nft-restore": tc.restore, "ip6tables-nft-restore": tc.restore}))
-			c, err := netfilter.Drivers{d, works{}}.Choose(t.Context(), "X", policy.Auto, func(c netfilter.Choice) error {
+			c, err := netfilter.Drivers{d, works{}}.Choose(t.Context(), "X", policy.Auto, "", func(c netfilter.Choice) error {
 				b := assert.Must(d.Open(c))(t)
 				return b.CheckWrite(t.Context(), desired(policy.OwnedBy(owner), basic("X")), netfilter.Observation{})
 			})
