@@ -551,11 +551,17 @@ func (w *world) agree(n *network) {
 	switch {
 	case restores:
 	case w.objection != "" || !status.returned || !add.returned || slices.ContainsFunc(w.reconcilers(), func(p *process) bool { return p.last > status.start }):
-	case status.err == nil && add.err != nil && (w.refused() || w.kernel.refuses == "guards"): // a guard of the subnet that this ADD found, which STATUS does not know
+	case status.err == nil && add.err != nil && w.kernel.refuses != "" && n.conf.guardsSubnets():
+		// The kernel refuses a guard of the subnet that this ADD found, which STATUS does not know.
 	case (status.err == nil) != (add.err == nil):
 		w.object("STATUS and ADD of %s do not agree: %v, and %v", n.name, status.err, add.err)
 	}
 	w.counts["STATUS with ADD"]++
+}
+
+// guardsSubnets reports whether the guard tables have rules for the subnets that ADDs find.
+func (v *version) guardsSubnets() bool {
+	return v.net.learns() && (v.Guard != "" || v.EnforceExempt)
 }
 
 // half reports whether the document of a network is half dropped: a bad disk could neither remove nor restore it. The next
