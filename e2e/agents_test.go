@@ -201,6 +201,44 @@ func TestThirdPartyChain(t *testing.T) {
 	})
 }
 
+// TestThirdPartyJump checks that ADD refuses a chain of the agents' rules to which another jump than theirs leads, as
+// packets that do not meet the conditions of that jump would be masqueraded. ADD and check print the jump and the
+// command that deletes it, after which ADD adopts the chain. Beside the jump of an agent, every packet reaches the chain
+// already.
+func TestThirdPartyJump(t *testing.T) {
+	const agents = "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT -j MASQUERADE\n"
+	onBackends(t, backends()[1:], func(t *testing.T, n *node) {
+		conf := n.conf(t, "podnet", nil)
+		restore, program := "iptables-"+n.backend.variant+"-restore", "iptables-"+n.backend.variant
+		for _, jump := range []string{
+			"-o outside -j IP-MASQ-AGENT", "-j IP-MASQ-AGENT", "-m addrtype ! --dst-type LOCAL -g IP-MASQ-AGENT",
+			"-s 10.88.0.0/16 -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT", "-m mark --mark 0x1 -j IP-MASQ-AGENT",
+		} {
+			n.feed(t, agents+"-A POSTROUTING "+jump+"\nCOMMIT\n", restore, "--noflush")
+			before := n.ruleset(t)
+			lines := strings.Split(strings.TrimSpace(n.tool(t, program, "-t", "nat", "-S", "POSTROUTING")), "\n")
+			number := len(lines) - 1 // the first line is the policy
+			command := fmt.Sprintf("%s -t nat -D POSTROUTING %d", program, number)
+			printed := fmt.Sprintf("rule %d of POSTROUTING `%s` (%s)", number, lines[number], command)
+			n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 100, "chain IP-MASQ-AGENT (ipv4)", "belongs to another program", printed)
+			n.invoke(t, invocation{verb: "STATUS", conf: conf}).want(t, 50, printed)
+			stdout, stderr, code := n.reconciler(t, "check", "--masq-chain=IP-MASQ-AGENT")
+			if code == 0 || !strings.Contains(stdout+stderr, printed) {
+				t.Errorf("check: exit code %d: %s%s", code, stdout, stderr)
+			}
+			wantSame(t, "rules", n.ruleset(t), before)
+			n.tool(t, strings.Fields(command)[0], strings.Fields(command)[1:]...)
+			n.addAndCheck(t, conf).noWarnings(t)
+			n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
+			n.cleanup(t)
+		}
+		n.feed(t, agents+"-A POSTROUTING -o outside -j IP-MASQ-AGENT\n-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT\nCOMMIT\n",
+			restore, "--noflush")
+		n.addAndCheck(t, conf).noWarnings(t)
+		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+	})
+}
+
 // TestThirdPartyChainBesideNFTables checks that check prints which rules of an agent's chain keep it in iptables, where the
 // backend is nftables.
 func TestThirdPartyChainBesideNFTables(t *testing.T) {

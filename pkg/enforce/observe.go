@@ -229,32 +229,30 @@ func (s *State) isStale(chain string, in netfilter.Choice) bool {
 }
 
 // checkOwnership returns why a chain of the right name must not be changed, or nil. A chain may be
-// changed if it is owned, even after another program changed it, or if it has only rules that the agents
-// write.
+// changed if it is owned, even after another program changed it, or if it has only rules and jumps that the
+// agents write.
 func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned bool) error {
 	ref := policy.ChainFamily{Chain: c.Name, Family: c.Family}
 	err := checkOwner(netfilter.OwnedChain{ChainFamily: ref, Choice: in, Owner: c.Owner}, us)
-	if err != nil || c.Owner == us || owned {
+	if err != nil || c.Owner == us || owned || c.IsOfAgents() {
 		return err
 	}
-	others := c.NotOfAgents()
-	if len(others) == 0 {
-		return nil
+	texts := describeRules(c, in)
+	if c.HasOtherJumps() {
+		texts = append(texts, describeJumps(c, in)...)
+	}
+	const most = 8
+	if more := len(texts) - most; more > 0 {
+		texts = append(texts[:most], fmt.Sprintf("and %d more", more))
 	}
 	return fmt.Errorf("chain %s (%s): %w: neither ip-masq nor its agents write %s; delete it, or choose "+
-		"another masqChain", c.Name, c.Family, netfilter.ErrNotOwned, describeRules(c, in, others))
+		"another masqChain", c.Name, c.Family, netfilter.ErrNotOwned, strings.Join(texts, ", "))
 }
 
-// describeRules returns rules of a chain in iptables, each with the command that deletes it. The last one
-// comes first, so that the numbers in the commands stay right.
-func describeRules(c *policy.Chain, in netfilter.Choice, numbers []int) string {
-	const most = 8
-	var texts []string
-	for _, i := range slices.Backward(numbers) {
-		if len(texts) == most {
-			texts = append(texts, fmt.Sprintf("and %d more", len(numbers)-most))
-			break
-		}
+// describeRules returns the rules of a chain in iptables that no agent writes, each with the command that
+// deletes it. The last one comes first, so that the numbers in the commands stay right.
+func describeRules(c *policy.Chain, in netfilter.Choice) (texts []string) {
+	for _, i := range slices.Backward(c.NotOfAgents()) {
 		text := c.Rules[i].String()
 		if len(c.Printed) == len(c.Rules) {
 			text = policy.Printable(c.Printed[i])
@@ -263,7 +261,23 @@ func describeRules(c *policy.Chain, in netfilter.Choice, numbers []int) string {
 		command := netfilter.DeleteCommand(in, c.Family, c.Name, number)
 		texts = append(texts, fmt.Sprintf("rule %d `%s` (%s)", number, text, command))
 	}
-	return strings.Join(texts, ", ")
+	return texts
+}
+
+// describeJumps returns the jumps to a chain likewise.
+func describeJumps(c *policy.Chain, in netfilter.Choice) (texts []string) {
+	for _, j := range slices.Backward(c.PrintedJumps) {
+		command := netfilter.DeleteCommand(in, c.Family, j.From, j.Number)
+		text := policy.Printable(j.Text)
+		texts = append(texts, fmt.Sprintf("rule %d of %s `%s` (%s)", j.Number, j.From, text, command))
+	}
+	if len(c.PrintedJumps) > 0 {
+		return texts
+	}
+	for _, j := range c.Jumps {
+		texts = append(texts, fmt.Sprintf("the jump `%s`", j))
+	}
+	return texts
 }
 
 // checkOwner returns why a chain must not be changed that a newer version or another dataDir owns.

@@ -17,7 +17,7 @@ import (
 
 // Errors that others wrap.
 var (
-	// ErrNotOwned is about a chain whose rules neither ip-masq nor an agent writes.
+	// ErrNotOwned is about a chain whose rules or jumps neither ip-masq nor an agent writes.
 	ErrNotOwned = errors.New("chain belongs to another program")
 	// ErrUnusable is about a lack of programs, permissions or support in the kernel.
 	ErrUnusable = errors.New("backend unusable")

@@ -176,9 +176,33 @@ type Chain struct {
 	Jumps  []Rule
 	Rules  []Rule
 	Owner  Owner
-	// Printed are the rules as the backend's own program prints them, of a chain without owner that has rules
-	// which no agent writes, and if that program could be run.
-	Printed []string
+	// Printed are the rules as the backend's own program prints them, and PrintedJumps the jumps, of a chain
+	// without an owner that an agent cannot have written, and if that program could be run.
+	Printed      []string
+	PrintedJumps []PrintedJump
+}
+
+// PrintedJump is a jump as the backend's own program prints it.
+type PrintedJump struct {
+	From   string // the chain that has it
+	Number int    // there, from 1
+	Text   string
+}
+
+// IsOfAgents reports whether an agent may have written the chain with its jumps.
+func (c *Chain) IsOfAgents() bool { return len(c.NotOfAgents()) == 0 && !c.HasOtherJumps() }
+
+// HasOtherJumps reports whether packets reach the chain, but not by the jump of the agents. ip-masq replaces
+// the jumps of an agent. If others had a condition, the packets that do not meet it would be masqueraded
+// without anybody having asked for that.
+func (c *Chain) HasOtherJumps() bool {
+	ofAgents := Rule{Match: Match{NotToLocal: true}, Verdict: Jump}
+	for _, j := range c.Jumps {
+		if j.Equal(ofAgents) {
+			return false
+		}
+	}
+	return len(c.Jumps) > 0
 }
 
 // NotOfAgents returns the numbers, from 0, of the rules that no agent writes.

@@ -136,7 +136,7 @@ func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (net
 			continue
 		}
 		for i := range t.Chains {
-			b.print(ctx, &t.Chains[i])
+			b.print(ctx, &t.Chains[i], t.targets)
 		}
 		rs.Chains = append(rs.Chains, t.Chains...)
 		if t.fault != "" {
@@ -146,14 +146,25 @@ func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (net
 	return netfilter.Observation{Rules: rs}, errors.Join(errs...)
 }
 
-// print sets the rules of a chain as iptables prints them, if neither ip-masq nor an agent has written it.
-func (b *backend) print(ctx context.Context, c *policy.Chain) {
-	if c.Owner != (policy.Owner{}) || len(c.NotOfAgents()) == 0 {
+// print sets the rules of a chain, and the jumps to it, as iptables prints them, if neither ip-masq nor an agent
+// has written it. The rules of POSTROUTING lead to these targets.
+func (b *backend) print(ctx context.Context, c *policy.Chain, targets []string) {
+	if c.Owner != (policy.Owner{}) || c.IsOfAgents() {
 		return
 	}
 	lines, err := b.programs.list(ctx, c.Family, b.choice.Variant, c.Name)
 	if err == nil {
 		c.Printed = lines
+	}
+	lines, err = b.programs.list(ctx, c.Family, b.choice.Variant, postrouting)
+	if err != nil || len(lines) != len(targets) { // another program changed them meanwhile
+		return
+	}
+	for i, target := range targets {
+		if target == c.Name {
+			jump := policy.PrintedJump{From: postrouting, Number: i + 1, Text: lines[i]}
+			c.PrintedJumps = append(c.PrintedJumps, jump)
+		}
 	}
 }
 
