@@ -34,17 +34,24 @@ type Lock struct {
 // document needs.
 func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, true)
-	if err == nil {
-		l.undoDrops()
-		l.upgrade()
+	if err != nil {
+		return nil, err
 	}
-	return l, err
+	l.undoDrops()
+	l.upgrade()
+	return l, nil
 }
 
-// LockToRead takes the lock as Lock does, and creates nothing. Without a lock file, the Lock is nil.
+// LockToRead takes the lock as Lock does, and creates nothing. Without a lock file, the Lock is nil. It
+// restores documents that a killed process had dropped, too: they are in force. Without them CHECK would
+// report their rules, and a walk would delete connections that they masquerade.
 func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, false)
-	return l, ignoring(err, os.ErrNotExist)
+	if err != nil {
+		return nil, ignoring(err, os.ErrNotExist)
+	}
+	l.undoDrops()
+	return l, nil
 }
 
 // mayCreate returns why no file of this size can be created in a directory, or in the nearest one above

@@ -161,8 +161,8 @@ func TestTidyRemovesTemporaryFiles(t *testing.T) {
 	loads(t, d, newSource("podnet", "10.0.0.0/8"))
 }
 
-// A document that is dropped is out of force at once, and comes back unless that
-// is committed: by Discard, with the lock, or when its holder was killed.
+// A document that is dropped is out of force at once, and comes back unless that is committed: by UndoDrop, with
+// the end of the lock, or with the next lock when its holder was killed.
 func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 	for name, undo := range map[string]func(*testing.T, *store.Dir){
 		"discarded": func(t *testing.T, d *store.Dir) {
@@ -182,6 +182,12 @@ func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 			}
 			loads(t, d, newSource("other"))
 			lock(t, d)
+		},
+		"killed, then read": func(t *testing.T, d *store.Dir) {
+			if err := child(t, "killed while it drops", d).Run(); err == nil || !strings.Contains(err.Error(), "killed") {
+				t.Fatalf("got %v", err)
+			}
+			ok(t, assert.Must(d.LockToRead(t.Context()))(t).Release())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
