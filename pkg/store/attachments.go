@@ -84,6 +84,9 @@ func decodePod(data []byte) *Pod {
 		At:         at, Namespace: lines[4], Name: lines[5],
 	}
 	for _, line := range lines[fields:] {
+		if line == "" { // see overwrite
+			continue
+		}
 		a, err := netip.ParseAddr(line)
 		if err != nil {
 			return nil

@@ -30,11 +30,19 @@ func (d *Dir) HadEntry(network, statements string) bool {
 // entryDigests returns the digests on record, the latest last.
 func (f *folder) entryDigests(network string) []string {
 	data, err := f.read(entriesName(network))
-	text, whole := strings.CutSuffix(string(data), "\n")
-	if err != nil || !whole {
+	if err != nil {
 		return nil
 	}
-	return strings.Split(text, "\n")
+	return decodeDigests(data)
+}
+
+// decodeDigests decodes a file that was written whole, and returns nothing for any other.
+func decodeDigests(data []byte) []string {
+	text, whole := strings.CutSuffix(string(data), "\n")
+	if !whole {
+		return nil
+	}
+	return strings.Split(strings.TrimRight(text, "\n"), "\n") // see overwrite
 }
 
 // AddEntry records that the network's conflist has an entry with these statements, and forgets the oldest of

@@ -3,6 +3,7 @@
 package store
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -225,11 +226,20 @@ func (f *folder) start(name string) ([]byte, error) {
 	return start[:n], ignoring(err, io.EOF, io.ErrUnexpectedEOF)
 }
 
-// overwrite makes data the content of a file, and closes it.
+// overwrite makes data the content of a file, in place, and closes it. A reader, which takes no lock, may come
+// between the two steps, and a killed process ends there. So the first one writes newlines where a longer content
+// goes on, which the readers of such files ignore: without them the end of the old content would be read as part
+// of the new one. To empty the file first would be worse: it would be lost for a moment, and ext4 would write to
+// the disk as the file is closed.
 func overwrite(file *os.File, data []byte) error {
-	_, err := file.Write(data)
+	var before unix.Stat_t
+	err := unix.Fstat(int(file.Fd()), &before)
+	surplus := int(before.Size) - len(data)
 	if err == nil {
-		// Not to 0 before: ext4 would write to the disk as the file is closed.
+		padding := bytes.Repeat([]byte("\n"), max(surplus, 0))
+		_, err = file.Write(slices.Concat(data, padding))
+	}
+	if err == nil && surplus > 0 {
 		err = file.Truncate(int64(len(data)))
 	}
 	return errors.Join(err, file.Close())

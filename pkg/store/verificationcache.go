@@ -65,9 +65,22 @@ func (d *Dir) VerificationCache(src policy.SourceID) VerificationCache {
 	}
 	defer sources.close()
 	data, err := sources.read(verificationCacheName(src))
+	if err != nil {
+		return VerificationCache{}
+	}
+	return decodeVerificationCache(data)
+}
+
+// encode returns the content of the file.
+func (c VerificationCache) encode() []byte {
+	return fmt.Appendf(nil, "%s %s %s %s\n", c.Entry, c.Inputs, c.Generation, c.Addresses)
+}
+
+// decodeVerificationCache decodes a file that was written whole, and returns the zero value for any other.
+func decodeVerificationCache(data []byte) VerificationCache {
 	line, whole := strings.CutSuffix(string(data), "\n")
-	fields := strings.Split(line, " ")
-	if err != nil || !whole || len(fields) != 4 {
+	fields := strings.Split(strings.TrimRight(line, "\n"), " ") // see overwrite
+	if !whole || len(fields) != 4 {
 		return VerificationCache{}
 	}
 	return VerificationCache{fields[0], fields[1], fields[2], fields[3]}
@@ -93,6 +106,5 @@ func (d *Dir) PutVerificationCache(src policy.SourceID, c VerificationCache) err
 	if err != nil {
 		return err
 	}
-	line := fmt.Sprintf("%s %s %s %s\n", c.Entry, c.Inputs, c.Generation, c.Addresses)
-	return failure(op, sources.in(name), overwrite(file, []byte(line)))
+	return failure(op, sources.in(name), overwrite(file, c.encode()))
 }
