@@ -42,11 +42,15 @@ type Dir struct {
 	root *os.Root
 	file *os.File // the directory itself, for operations that os.Root lacks
 	lock *os.File
+	// unlocked is why no lock file can be created: no other file can be now, either. Another process may have
+	// the lock once there is room again, so this one changes nothing in the directory.
+	unlocked error
 }
 
 // OpenLocked opens and locks a directory until Close or the end of the process, and removes temporary files
 // of killed processes. It waits for the lock until ctx ends, but for wait at most. The lock is that of a file in
 // the directory, which exists only while a process writes there: every user can lock a directory that he can open.
+// A directory on a full or read-only file system can be opened, to find that nothing has to be changed.
 func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
@@ -69,14 +73,19 @@ func (d *Dir) begin(ctx context.Context, wait time.Duration) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, wait,
 		fmt.Errorf("another process holds the lock (waited %s); find it with lsof", wait))
 	defer cancel()
-	if err := d.takeLock(ctx); err != nil {
+	err = d.takeLock(ctx)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) {
+		d.unlocked = err
+		return nil
+	}
+	if err != nil {
 		return Error(op, d.path, err)
 	}
 	return d.removeTemps()
 }
 
-// takeLock locks the directory, unless nobody can write there. Close removes the file, so another process may
-// have done that before this one has the lock.
+// takeLock locks the directory. Close removes the file, so another process may have done that before this one
+// has the lock.
 func (d *Dir) takeLock(ctx context.Context) error {
 	info, err := d.file.Stat()
 	isPrivate := err == nil && info.Mode()&0o077 == 0
@@ -85,9 +94,6 @@ func (d *Dir) takeLock(ctx context.Context) error {
 	}
 	for {
 		file, err := d.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, 0o600)
-		if errors.Is(err, unix.EROFS) || errors.Is(err, unix.ENOSPC) {
-			return nil
-		}
 		if err != nil {
 			return err
 		}
@@ -242,6 +248,9 @@ func (d *Dir) removeTemps() error {
 // data is written at once, after adjust.
 func (d *Dir) Stage(data []byte, adjust func(*os.File) error) (string, error) {
 	const mode = 0o600
+	if d.unlocked != nil {
+		return "", Error("create a file in", d.path, d.unlocked)
+	}
 	name := TempName(TempPrefix)
 	file, err := d.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
@@ -306,10 +315,14 @@ func IsWritten(path string) bool {
 
 // Remove removes a file or an empty directory. It is no error if there is none.
 func (d *Dir) Remove(name string) error {
-	if err := d.root.Remove(name); !errors.Is(err, fs.ErrNotExist) {
-		return Error("remove", d.PathOf(name), err)
+	err := d.unlocked
+	if err == nil {
+		err = d.root.Remove(name)
 	}
-	return nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return Error("remove", d.PathOf(name), err)
 }
 
 // Error returns an error of the os package as "operation path: cause", where the path is quoted if
