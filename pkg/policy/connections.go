@@ -332,7 +332,7 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 }
 
 // isOfFormerPod reports whether an entry is of a pod that had the address before. One that is translated and
-// masqueraded now may be of the present pod.
+// masqueraded now, or may be, as its output interface is not known, may be of the present pod.
 func (f *familyJudge) isOfFormerPod(c *Connection, routes NodeRoutes) bool {
 	if routes.IsLocal(c.Src) { // a pod claims an address of the node
 		return false
@@ -340,11 +340,15 @@ func (f *familyJudge) isOfFormerPod(c *Connection, routes NodeRoutes) bool {
 	if c.ReplyDst == c.Src {
 		return true
 	}
+	src, endpoint := numberOf(c.Src), numberOf(c.ReplySrc)
 	out := ""
 	if f.scoped {
 		out = routes.OutputInterface(c.Src, c.ReplySrc)
+		if out == "" {
+			return interfaceBits(f.now, src, endpoint) == 0
+		}
 	}
-	return !verdict(f.now, numberOf(c.Src), numberOf(c.ReplySrc), out)
+	return !verdict(f.now, src, endpoint, out)
 }
 
 // podsOf returns the first pod range that has the source, or nil.

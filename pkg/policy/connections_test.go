@@ -248,3 +248,32 @@ func TestPassed(t *testing.T) {
 		}
 	}
 }
+
+// TestPassedByRoute: outputInterfaces decide whether a translated connection may be of the present pod. Without a
+// route it may be, if a chain masquerades the pod at all.
+func TestPassedByRoute(t *testing.T) {
+	p := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.0.2.0/24"), OutputInterfaces: []string{"eth+"}}
+	j := policy.NewConnectionJudge([]policy.Policy{mergeOne(t, network("a", 1, p))}, nil, false)
+	j.Passed("A", addr("10.88.0.2"))
+	masqueraded := conn("10.88.0.2", "198.51.100.1", "198.51.100.1", "203.0.113.1")
+	exempt := conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1")
+	untranslated := conn("10.88.0.2", "198.51.100.1", "198.51.100.1", "10.88.0.2")
+	for name, tt := range map[string]struct {
+		*policy.Connection
+		out   string
+		stale bool
+	}{
+		"in scope":                {masqueraded, "eth1", false},
+		"out of scope":            {masqueraded, "wg0", true},
+		"no route":                {masqueraded, "", false},
+		"no route, exempt":        {exempt, "", true},
+		"no route, untranslated":  {untranslated, "", true},
+		"in scope, untranslated":  {untranslated, "eth1", true},
+		"in scope, to the exempt": {exempt, "eth1", true},
+	} {
+		_, stale := j.Judge(tt.Connection, &nodeRoutes{out: tt.out})
+		if stale != tt.stale {
+			t.Errorf("%s: stale %v, want %v", name, stale, tt.stale)
+		}
+	}
+}
