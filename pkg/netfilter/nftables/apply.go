@@ -240,7 +240,9 @@ func (w *writer) try(now *state) (err error) {
 		if err := w.conn.Commit(w.fill); err != nil {
 			return err
 		}
-		w.left = true
+		// If rest is refused or late, the tables have the new sets by then. Some kernels (5.6 to 5.9) refuse
+		// ranges that a set has already.
+		w.left, w.encoded = true, nil
 		if now.generation != 0 {
 			w.rest.Generation = max(now.generation+1, 1) // the kernel leaves 0 out
 		}

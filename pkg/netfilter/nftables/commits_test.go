@@ -164,3 +164,30 @@ func TestWriteBesideCommits(t *testing.T) {
 		})
 	}
 }
+
+// TestSetsAreFilledOnce: after the first batch was committed and the second one was not, the next attempt does not
+// send the first one again.
+func TestSetsAreFilledOnce(t *testing.T) {
+	n := newNode(t)
+	n.apply(desired(sourcePolicy("A")))
+	scoped := func(s *policy.SourcePolicy) { s.SourceCIDRs = prefixes("10.9.0.0/16") }
+	want := desired(sourcePolicy("A", scoped))
+	attempt := 1
+	w := writer{Driver: n.driver, name: tableName, broken: map[nfnetlink.Family]bool{}}
+	w.change = func(tables *tableWriter) {
+		tables.update(masqTable(tables.family, netfilter.ChainsOf(want, tables.family), tables.have))
+		if attempt == 1 {
+			tables.rest.DeleteChain(tables.link, tableName, "none")
+		}
+	}
+	err := w.try(nil)
+	if err == nil || w.fill.Len() == 0 || !w.left {
+		t.Fatalf("%v after %d messages that fill sets", err, w.fill.Len())
+	}
+	attempt = 2
+	assert.NoError(t, w.try(nil))
+	assert.Equal(t, "messages that fill sets", w.fill.Len(), 0)
+	if d := n.compare(want); len(d) > 0 {
+		t.Errorf("differs:\n%s", d)
+	}
+}

@@ -19,8 +19,8 @@ import (
 type Driver struct {
 	netfilter.NoPrograms
 	conn nfnetlink.Conn
-	// guards tells that this kernel has, or had, guard tables: it does not lack what they need.
-	guards bool
+	// hadGuards tells that this kernel has, or had, rules of guards: it does not lack what they need.
+	hadGuards bool
 	module string // the directory of the kernel module in sysfs
 }
 

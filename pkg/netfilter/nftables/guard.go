@@ -156,7 +156,7 @@ func (d *Driver) ObserveGuards(context.Context) (netfilter.GuardObservation, err
 			o.Guards = append(o.Guards, t.readGuard(policy.ChainFamily{Chain: chain, Family: f}, &o))
 		}
 	}
-	d.guards = d.guards || o.Exists
+	d.hadGuards = d.hadGuards || len(o.Guards) > 0
 	return o, nil
 }
 
@@ -260,7 +260,7 @@ func (d *Driver) ApplyGuards(
 	_ context.Context, desired []policy.Guard, from netfilter.GuardObservation,
 ) error {
 	err := d.writeGuards(desired, from, false)
-	d.guards = d.guards && !errors.Is(err, netfilter.ErrUnusable)
+	d.hadGuards = d.hadGuards && !errors.Is(err, netfilter.ErrUnusable)
 	return err
 }
 
@@ -268,7 +268,7 @@ func (d *Driver) ApplyGuards(
 func (d *Driver) CheckGuards(
 	_ context.Context, desired []policy.Guard, from netfilter.GuardObservation,
 ) error {
-	if d.guards && from.State != nil && !from.Exists {
+	if d.hadGuards && from.State != nil && !from.Exists {
 		return nil
 	}
 	return d.writeGuards(desired, from, true)
@@ -277,6 +277,8 @@ func (d *Driver) CheckGuards(
 func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObservation, dryRun bool) error {
 	want := guardTablesOf(desired)
 	change := func(w *tableWriter) { w.update(want[w.family]) }
+	// New sets that a failed second batch left need no removal here: to the next reading the table differs from
+	// any desired one that does not use them, and is written.
 	_, err := d.write(from.State, netfilter.GuardTable, dryRun, change)
 	const options = "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard"
 	return lacking(err, options, "nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct nft_nat", "")

@@ -187,6 +187,20 @@ func TestCheckGuards(t *testing.T) {
 	}
 }
 
+// TestCheckGuardsAfterAnEmptyTable: a table without guards, which any program can make, does not tell that the
+// kernel has what guards need.
+func TestCheckGuardsAfterAnEmptyTable(t *testing.T) {
+	n := newNode(t)
+	n.nft("add table ip ip-masq-guard")
+	n.observeGuards()
+	n.nft("delete table ip ip-masq-guard")
+	refused := guardsOf("X", func(g *policy.Guard) { g.Scope.Interfaces = []string{strings.Repeat("x", 300) + "+"} })
+	err := n.driver.CheckGuards(t.Context(), refused, n.observeGuards())
+	if err == nil {
+		t.Error("the kernel was not asked")
+	}
+}
+
 func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 	const table, chain, enforce = "ip ip-masq-guard", "ip ip-masq-guard guard-X", "ip ip-masq-guard enforce-X"
 	last := `counter drop comment "ip-masq/1 keeps its state in /var/lib/cni/ip-masq"`
