@@ -72,6 +72,8 @@ func decodeContentElements(elements []Element, t *attrTable) []Element {
 	return elements
 }
 
+// decodeContentElement decodes an element. One with a flag or an attribute that is not known, and not zero, is not
+// ok: it may stand for other keys than Key.
 func decodeContentElement(b []byte) (e Element, ok bool) {
 	typ, data, rest, more := cutAttr(b)
 	for ; more; typ, data, rest, more = cutAttr(rest) {
@@ -87,6 +89,9 @@ func decodeContentElement(b []byte) (e Element, ok bool) {
 			flags := binary.BigEndian.Uint32(data)
 			e.End = flags&unix.NFT_SET_ELEM_INTERVAL_END != 0
 			e.CatchAll = flags&elemCatchAll != 0
+			if flags&^(unix.NFT_SET_ELEM_INTERVAL_END|elemCatchAll) != 0 {
+				return e, false
+			}
 		case unix.NFTA_SET_ELEM_DATA:
 			e.Data = bytes.Clone(nested(data, unix.NFTA_DATA_VALUE))
 			e.Verdict = decodeVerdict(nested(data, unix.NFTA_DATA_VERDICT))
@@ -95,6 +100,12 @@ func decodeContentElement(b []byte) (e Element, ok bool) {
 		case attrElemExpressions:
 			for _, one, others, some := cutAttr(data); some; _, one, others, some = cutAttr(others) {
 				e.Conditional = e.Conditional || !counts(one)
+			}
+		case unix.NFTA_SET_ELEM_TIMEOUT, unix.NFTA_SET_ELEM_EXPIRATION, unix.NFTA_SET_ELEM_OBJREF:
+		case unix.NFTA_SET_ELEM_USERDATA, unix.NFTA_SET_ELEM_PAD:
+		default:
+			if !zero(data) {
+				return e, false
 			}
 		}
 	}

@@ -21,7 +21,7 @@ type Driver struct {
 	conn nfnetlink.Conn
 	// hadGuards tells that this kernel has, or had, rules of guards: it does not lack what they need.
 	hadGuards bool
-	module string // the directory of the kernel module in sysfs
+	module    string // the directory of the kernel module in sysfs
 }
 
 // Tables returns the names of the owned tables.
