@@ -228,18 +228,20 @@ func (c *Conn) get(op operation, number, flags, nameAttr uint16, decode func(*at
 func nfgenmsg(family Family) []byte { return []byte{byte(family), unix.NFNETLINK_V0, 0, 0} }
 
 // query sends a request and handles the answers: one, or with NLM_F_DUMP those up to NLMSG_DONE. It reports
-// whether the kernel calls a dump interrupted.
+// whether the kernel calls a dump interrupted. If the answers cannot be received, or ctx ends, it closes the
+// socket: the kernel has one dump for a socket at a time, and would refuse the next one.
 func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err error) {
 	if err := c.send(r); err != nil {
 		return false, err
 	}
 	var failure error // kept until the kernel is done, which handles one dump at a time
 	for m, err := range c.answers(r.op, 0) {
-		if err != nil {
-			return interrupted, err
+		if err == nil {
+			err = r.op.wrap(ctx.Err())
 		}
-		if ctx.Err() != nil {
-			return interrupted, r.op.wrap(ctx.Err())
+		if err != nil {
+			_ = c.Close() // the next request opens another one
+			return interrupted, err
 		}
 		if m.sequence != c.sequence { // an answer to an earlier request that failed
 			continue

@@ -77,11 +77,14 @@ func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 	return func(objects []T, t *attrTable) []T { return append(objects, decode(t)) }
 }
 
-// ConsistentRead calls read, which uses c, until everything that it read belongs to one generation,
-// and returns that. If other programs commit too often, as every 10 ms beside a set of 10,000
-// elements, the generation is 0, and read has found the same as the time before: two torn dumps are
-// not torn alike. Without same, or if the objects change all the time, the last dumps may lack
-// rules and elements, so a caller reads again before it acts on a difference.
+// ConsistentRead calls read, which uses c, until everything that it read belongs to one generation, and
+// returns that. The kernel has no generation 0, which is returned in three cases:
+//
+//   - Other programs commit too often, such as every 10 ms beside a set of 10,000 elements. Then a reading
+//     counts that found the same as the one before, by the function same: two torn dumps are not torn alike.
+//   - There is no function same, or the objects change all the time. The last reading may lack rules and
+//     elements, so a caller reads again before it acts on a difference.
+//   - It is a part of another ConsistentRead of c, which has the generation.
 //
 // If a commit happens during a dump, the dump can lack rules, with the same generation in the headers
 // of its messages: the generation is read before and after. The flag NLM_F_DUMP_INTR was set for 2 of
@@ -91,7 +94,7 @@ func ConsistentRead[T any](
 	c *Conn, read func() (T, error), same func(earlier, later T) bool,
 ) (found T, generation uint32, err error) {
 	const attempts, usualLimit = 50, 300 * time.Millisecond
-	if c.consistent {
+	if c.consistent { // it is a part of another one
 		found, err = read()
 		return found, 0, err
 	}

@@ -3,6 +3,7 @@
 package nfnetlink
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -104,5 +105,33 @@ func TestWithoutPrivilege(t *testing.T) {
 		if !errors.Is(err, os.ErrPermission) || !strings.Contains(err.Error(), "CAP_NET_ADMIN") {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// TestCancelledDump: after a dump that was not read to its end, the Conn can be used.
+func TestCancelledDump(t *testing.T) {
+	namespace(t)
+	c := dial(t)
+	ranges := many(IPv4, 5000) // in several datagrams
+	var b Batch
+	b.AddTable(IPv4, "t")
+	b.AddSet(IPv4, "t", AddressRanges(IPv4, "s"))
+	b.AddElements(IPv4, "t", "s", ranges)
+	commit(t, c, &b)
+
+	var found []element
+	op := operation{"list elements of", IPv4, "t", "s"}
+	const get, nameAttr = unix.NFT_MSG_GETSETELEM, unix.NFTA_SET_ELEM_LIST_SET
+	add := func(t *attrTable) { found = decodeElements(found, t) }
+	dump := c.get(op, get, unix.NLM_F_DUMP, nameAttr, add)
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := c.query(cancelled, dump)
+	if !errors.Is(err, context.Canceled) || len(found) > 0 {
+		t.Errorf("a cancelled dump: %d elements, %v", len(found), err)
+	}
+	_, err = c.query(t.Context(), dump)
+	if err != nil || len(found) != 2*len(ranges) {
+		t.Errorf("%d elements, want %d: %v", len(found), 2*len(ranges), err)
 	}
 }
