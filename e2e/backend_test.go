@@ -97,7 +97,7 @@ func TestUnremovableChain(t *testing.T) {
 		conf := n.conf(t, "podnet", object{"backend": "nftables"})
 		n.invoke(t, invocation{verb: "ADD", conf: conf}).want(t, 0, "remove chain IP-MASQ-AGENT (ipv4) from iptables ("+n.backend.variant+")", "install iptables")
 		n.addAndCheck(t, conf).noWarnings(t)
-		stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: n.backend.variant, Stuck: true}
+		stuck := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.IPTables, Variant: n.backend.variant, RemovalFailed: true}
 		owned := store.OwnedChain{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables}
 		wantSame(t, "owned chains", n.load(t).Record.Chains, []store.OwnedChain{owned, stuck})
 		n.wantJumps(t, "IP-MASQ-AGENT", 2, 0)

@@ -123,7 +123,7 @@ func (e *Enforcer) lastBoot(rec store.Record, chain string) policy.Backend {
 		return ""
 	}
 	for _, o := range rec.Chains {
-		if o.Chain == chain && !o.Stuck {
+		if o.Chain == chain && !o.RemovalFailed {
 			return o.Backend
 		}
 	}
@@ -144,7 +144,7 @@ func (e *Enforcer) choose(
 	stated := p.Backend.Value
 	accepts := func(b policy.Backend) bool { return stated == policy.Auto || stated == b }
 	for _, o := range rec.Chains {
-		if o.Chain == p.Chain && !o.Stuck && accepts(o.Backend) {
+		if o.Chain == p.Chain && !o.RemovalFailed && accepts(o.Backend) {
 			return ChoiceOf(o), nil
 		}
 	}

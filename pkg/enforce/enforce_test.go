@@ -365,7 +365,7 @@ func TestDuplicateIsRemoved(t *testing.T) {
 // accepts the rules.
 func TestChoice(t *testing.T) {
 	nft := []store.OwnedChain{{Chain: "A", Family: policy.IPv4, Backend: policy.NFTables}}
-	stuck := []store.OwnedChain{{Chain: "A", Family: policy.IPv4, Backend: policy.NFTables, Stuck: true}}
+	stuck := []store.OwnedChain{{Chain: "A", Family: policy.IPv4, Backend: policy.NFTables, RemovalFailed: true}}
 	for name, c := range map[string]struct {
 		record []store.OwnedChain
 		boot   string

@@ -164,7 +164,7 @@ func (s *State) compareGuards() {
 	}
 	want := g.Desired
 	if s.isAllWritten() {
-		want = s.guards()
+		want = s.guardsNow()
 	}
 	g.Diff = g.diff(want)
 }
@@ -255,19 +255,24 @@ func (g *GuardState) err(chain string) error {
 // isUnknown reports whether the guard tables could not be read.
 func (g *GuardState) isUnknown() bool { return g.tables == nil && g.unusable == nil && !g.others }
 
-// guards returns the guards for the rules that are in the kernel: those that are desired when all rules are.
-func (s *State) guards() []policy.Guard {
-	surplus := s.surplus()
-	t := policy.Transition{First: !s.hasRules(), All: len(surplus) == 0 && s.isAllWritten()}
+// guardsNow returns the guards that are right for the rules in the kernel: the desired ones when all rules are
+// the desired ones.
+func (s *State) guardsNow() []policy.Guard {
+	unwanted := s.unwanted()
+	t := policy.Transition{
+		NoRules:    !s.hasRules(),
+		AllWritten: len(unwanted) == 0 && s.isAllWritten(),
+	}
 	var guards []policy.Guard
-	for _, g := range s.Guard.Desired {
-		c := s.Find(g.Chain)
-		t.Settled = c == nil || s.isWritten(c) // without a policy it stays, see keepWhatExists
-		observed := guardOf(s.Guard.Observed.Guards, g.Chain, g.Family)
-		if observed == nil && !t.Settled && s.isNew(c, g.Family, surplus) {
-			observed = s.predecessor(g.Family)
+	for _, desired := range s.Guard.Desired {
+		c := s.Find(desired.Chain)
+		stays := c == nil // see keepWhatExists
+		t.ChainWritten = stays || s.isWritten(c)
+		before := guardOf(s.Guard.Observed.Guards, desired.Chain, desired.Family)
+		if before == nil && !t.ChainWritten && s.hasNoRules(c, desired.Family, unwanted) {
+			before = s.guardOfFormerName(desired.Family)
 		}
-		now, is := g.During(t, observed)
+		now, is := desired.During(t, before)
 		if is {
 			guards = append(guards, now)
 		}
@@ -275,12 +280,12 @@ func (s *State) guards() []policy.Guard {
 	return guards
 }
 
-// isNew reports whether no rules of a chain that can be written are known in a family, in any backend.
-func (s *State) isNew(c *Chain, f policy.Family, surplus []store.OwnedChain) bool {
+// hasNoRules reports whether a chain that can be written is known to have no rules in a family, in any backend.
+func (s *State) hasNoRules(c *Chain, f policy.Family, unwanted []store.OwnedChain) bool {
 	if c.Err != nil || c.Observed.Find(f, c.Policy.Chain) != nil {
 		return false
 	}
-	for _, o := range surplus {
+	for _, o := range unwanted {
 		if o.Chain == c.Policy.Chain {
 			return false
 		}
@@ -288,10 +293,10 @@ func (s *State) isNew(c *Chain, f policy.Family, surplus []store.OwnedChain) boo
 	return true
 }
 
-// predecessor returns a guard in the kernel of a chain that no policy is about, or nil: that of a chain
-// before it got another name, whose place the new one takes before the rules do, so that a guard is never
-// absent. A chain that has rules has none: they may exempt more.
-func (s *State) predecessor(f policy.Family) *policy.Guard {
+// guardOfFormerName returns the guard in the kernel of a chain without a policy, or nil. A chain without rules
+// may be that chain with another name: its guard replaces the former one before the rules do, so that a guard
+// is never absent. A chain that has rules is not, as these may exempt more.
+func (s *State) guardOfFormerName(f policy.Family) *policy.Guard {
 	observed := s.Guard.Observed.Guards
 	for i := range observed {
 		if observed[i].Family == f && s.Find(observed[i].Chain) == nil {
@@ -303,7 +308,7 @@ func (s *State) predecessor(f policy.Family) *policy.Guard {
 
 // hasRules reports whether the kernel may have a masquerade chain of the node.
 func (s *State) hasRules() bool {
-	if s.node.keepsAll || len(s.surplus()) > 0 {
+	if s.node.keepsAll || len(s.unwanted()) > 0 {
 		return true
 	}
 	for i := range s.Chains {
@@ -318,7 +323,7 @@ func (s *State) hasRules() bool {
 // guardDiffers reports whether the guard tables differ from what they should be now, and may be written.
 func (s *State) guardDiffers() bool {
 	g := &s.Guard
-	return g.Err == nil && g.tables != nil && len(g.diff(s.guards())) > 0
+	return g.Err == nil && g.tables != nil && len(g.diff(s.guardsNow())) > 0
 }
 
 // guardForbids returns why no rules may be written: a guard that could not be written would drop what they
@@ -331,7 +336,7 @@ func (s *State) guardForbids() error {
 	if s.Guard.isUnknown() && policyChanges && guardIsAsked {
 		return fmt.Errorf("the guards cannot be read before: %w", s.Guard.Err)
 	}
-	now := s.guards()
+	now := s.guardsNow()
 	for _, o := range s.Guard.Observed.Guards {
 		if !o.Within(guardOf(now, o.Chain, o.Family)) {
 			return fmt.Errorf("the guard of chain %s (%s) cannot be changed before: %w",

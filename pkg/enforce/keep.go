@@ -33,7 +33,7 @@ func (s *State) keepWhatExists(newer error) {
 		for _, o := range t.observation.Rules.Chains {
 			if !s.wants(o.Name, o.Family, t.choice) {
 				o.Rules = recognized(o.Rules)
-				t.kept = append(t.kept, o)
+				t.ofNoPolicy = append(t.ofNoPolicy, o)
 			}
 		}
 	}

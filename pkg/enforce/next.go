@@ -22,7 +22,7 @@ func run(ctx context.Context, s *State, do effects) *State {
 //  1. Nothing is in the kernel that is not on record, at any moment: recordFirst makes State.onRecord.now
 //     what is planned before each write, and recordLast makes it the truth after each removal.
 //  2. A guard never drops what the rules in the kernel exempt, and never binds what they masquerade:
-//     State.guards has the guards for the rules that are in the kernel now (State.observed,
+//     State.guardsNow has the guards for the rules that are in the kernel now (State.observed,
 //     Chain.Observed), so guards are due before the rules change, and again after it.
 //  3. The guard tables are one resource: where they cannot be written as the change needs them
 //     (State.Guard), writeRules fails.

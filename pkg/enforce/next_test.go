@@ -327,7 +327,7 @@ func (w *world) sync() *State {
 	return w.operate("sync", func() *State {
 		if !w.faults { // as the reconciler, which tries again to remove what could not be removed
 			for i := range w.rec.Chains {
-				w.rec.Chains[i].Stuck = false
+				w.rec.Chains[i].RemovalFailed = false
 			}
 		}
 		s := w.Observe(context.Background(), w.stored, w.rec)

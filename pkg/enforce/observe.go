@@ -30,7 +30,7 @@ func (e *Enforcer) observe(ctx context.Context, policies []policy.Policy, rec st
 		s.compare()
 	}
 	e.findOtherChains(ctx, s)
-	if len(s.observed.orphans) > 0 {
+	if len(s.observed.unrecorded) > 0 {
 		s.compare()
 	}
 	return s
@@ -57,14 +57,14 @@ func (e *Enforcer) findOtherChains(ctx context.Context, s *State) {
 	s.Duplicates = e.duplicates(ctx, s)
 	owned := e.owned(ctx)
 	s.OtherDataDirs, _ = otherDataDirs(owned, s.node.owner)
-	s.observed.orphans = nil
+	s.observed.unrecorded = nil
 	if len(s.onRecord.now.Chains) == 0 { // it was lost, and with it may be the documents that ask for them
 		return
 	}
 	for _, o := range owned {
 		isOurs := o.Owner == s.node.owner && !o.Guard
 		if isOurs && !owns(s.onRecord.now, o.Family, o.Chain, o.Choice) {
-			s.observed.orphans = append(s.observed.orphans, store.OwnedChain{
+			s.observed.unrecorded = append(s.observed.unrecorded, store.OwnedChain{
 				Chain: o.Chain, Family: o.Family, Backend: o.Choice.Backend, Variant: o.Choice.Variant,
 			})
 		}

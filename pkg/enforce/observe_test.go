@@ -198,7 +198,7 @@ func TestChainThatCannotBeRemoved(t *testing.T) {
 	f.mustBeInSync(f.observe(a))
 	f.mustApply(a)
 	f.mustApply(network("one", "A", guard(policy.GuardDrop), enforceExempt, exempts("10.0.0.0/8")))
-	stuck := slices.ContainsFunc(f.record().Chains, func(o store.OwnedChain) bool { return o.Chain == "B" && o.Stuck })
+	stuck := slices.ContainsFunc(f.record().Chains, func(o store.OwnedChain) bool { return o.Chain == "B" && o.RemovalFailed })
 	if f.kernel.count("remove ") > 0 || !stuck {
 		t.Errorf("removed %d times, the record has %+v", f.kernel.count("remove "), f.record().Chains)
 	}

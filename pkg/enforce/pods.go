@@ -36,7 +36,7 @@ func (e *Enforcer) exemptPods(s *State, listing podListing) {
 	s.node.exempt, err = e.readExemptPods(s.Policies(), s.onRecord.now, listing)
 	if listing == recordedPods {
 		for i := range s.Chains {
-			e.bound(s, &s.Chains[i])
+			e.limitExemptPods(s, &s.Chains[i])
 		}
 	}
 	for i := range s.Chains {
@@ -49,19 +49,19 @@ func (e *Enforcer) exemptPods(s *State, listing podListing) {
 	}
 }
 
-// bound leaves out the newest pods if a chain has not enough rules for all, so that the others stay exempt.
-// Their ADDs fail. A list of namespaces that is about more pods than that does not come into force.
-func (e *Enforcer) bound(s *State, c *Chain) {
+// limitExemptPods leaves out the newest pods, whose ADDs fail, if a chain may not have rules for all. The others
+// stay exempt. A list of namespaces that is about more pods than that does not come into force.
+func (e *Enforcer) limitExemptPods(s *State, c *Chain) {
 	b, err := e.Drivers.Open(c.Choice)
 	if err != nil || !slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces) {
 		return
 	}
 	c.Policy.SetExemptPods(s.node.exempt.Addresses())
-	beyond := c.Policy.CheckBounds(b.Layout())
-	if beyond == nil || len(c.Policy.ExemptPods) <= policy.MaxExemptPods {
+	tooMany := c.Policy.CheckBounds(b.Layout())
+	if tooMany == nil || len(c.Policy.ExemptPods) <= policy.MaxExemptPods {
 		return
 	}
-	c.beyond, c.beyondErr = nil, beyond
+	c.overLimit, c.limitErr = nil, tooMany
 	// As a whole: a pod whose ADD fails must not be exempt by some of its addresses.
 	isLeftOut := map[store.Attachment]bool{}
 	for _, p := range oldestFirst(c.exempted(s.node.exempt.Pods))[policy.MaxExemptPods:] {
@@ -70,7 +70,7 @@ func (e *Enforcer) bound(s *State, c *Chain) {
 	var stay []store.ExemptPod
 	for _, p := range s.node.exempt.Pods {
 		if isLeftOut[p.Attachment] {
-			c.beyond = append(c.beyond, p)
+			c.overLimit = append(c.overLimit, p)
 		} else {
 			stay = append(stay, p)
 		}
@@ -100,13 +100,13 @@ func oldestFirst(pods []store.ExemptPod) []store.ExemptPod {
 	})
 }
 
-// Beyond returns the BoundError of the chain that cannot exempt one of these addresses, which no chain
+// OverLimit returns the BoundError of the chain that cannot exempt one of these addresses, which no chain
 // exempts then, or nil.
-func (s *State) Beyond(addresses []netip.Addr) error {
+func (s *State) OverLimit(addresses []netip.Addr) error {
 	for _, c := range s.Chains {
-		for _, p := range c.beyond {
+		for _, p := range c.overLimit {
 			if slices.Contains(addresses, p.Address) {
-				return c.beyondErr
+				return c.limitErr
 			}
 		}
 	}

@@ -153,8 +153,8 @@ func TestBound(t *testing.T) {
 		s := &State{onRecord: onRecord{now: store.Record{ExemptPods: store.ExemptPods{Namespaces: c.namespaces}}}}
 		s.node.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev", "prod"}, Pods: c.pods}}
 		s.Chains = []Chain{{Choice: c.in, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
-		e.bound(s, &s.Chains[0])
-		oldest, newest := s.Beyond([]netip.Addr{c.pods[len(c.pods)-2].Address}), s.Beyond([]netip.Addr{pods[0].Address})
+		e.limitExemptPods(s, &s.Chains[0])
+		oldest, newest := s.OverLimit([]netip.Addr{c.pods[len(c.pods)-2].Address}), s.OverLimit([]netip.Addr{pods[0].Address})
 		if len(c.pods)-len(s.node.exempt.Pods) != c.beyond || oldest != nil || (newest != nil) != (c.beyond > 0) || !slices.Contains(s.node.exempt.Pods, dev) {
 			t.Errorf("%s: of %d pods %d are exempt, errors %v and %v", name, len(c.pods), len(s.node.exempt.Pods), oldest, newest)
 		}
@@ -182,9 +182,9 @@ func TestBoundOfChains(t *testing.T) {
 		for chain, in := range map[string]netfilter.Choice{"A": netfiltertest.NFTables, "B": netfiltertest.IPTables} {
 			p := policy.Merge([]policy.Source{{Policy: policy.SourcePolicy{Chain: chain, NonMasqueradeNamespaces: namespaces}}})[0]
 			s.Chains = append(s.Chains, Chain{Choice: in, Policy: p})
-			e.bound(s, &s.Chains[len(s.Chains)-1])
+			e.limitExemptPods(s, &s.Chains[len(s.Chains)-1])
 		}
-		isFull, isExempt := s.Beyond([]netip.Addr{last.Address}) != nil, slices.Contains(s.node.exempt.Pods, last)
+		isFull, isExempt := s.OverLimit([]netip.Addr{last.Address}) != nil, slices.Contains(s.node.exempt.Pods, last)
 		if isFull != slices.Contains(pods, last) || isExempt || isFull == (len(s.node.exempt.Pods) == len(pods)) {
 			t.Errorf("of %d addresses %d are exempt; last: %t, error %t", len(pods), len(s.node.exempt.Pods), isExempt, isFull)
 		}
@@ -221,12 +221,12 @@ func TestPodsBeyondAsAWhole(t *testing.T) {
 	s := &State{onRecord: onRecord{now: rec}, node: node{exempt: exemptPods{ExemptPods: namespaces}}}
 	source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}}
 	s.Chains = []Chain{{Choice: netfiltertest.IPTables, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
-	e.bound(s, &s.Chains[0])
+	e.limitExemptPods(s, &s.Chains[0])
 	if !slices.Equal(s.node.exempt.Pods, pods[:fit]) {
 		t.Errorf("%d addresses are exempt, want the %d of older pods", len(s.node.exempt.Pods), fit)
 	}
 	for _, a := range []netip.Addr{pods[fit].Address, pods[fit+63].Address, p.Address, later.Address} {
-		if s.Beyond([]netip.Addr{a}) == nil {
+		if s.OverLimit([]netip.Addr{a}) == nil {
 			t.Errorf("an ADD of a pod with %s passes", a)
 		}
 	}

@@ -20,7 +20,7 @@ type State struct {
 	Chains []Chain
 	// Guard is the tables ip-masq-guard.
 	Guard GuardState
-	// Stale are the owned chains that no policy asks for.
+	// Stale are the owned chains that no policy wants where they are, and that are to be removed.
 	Stale []store.OwnedChain
 	// RecordErr is the reason why nothing was written, or only what is on record: the record or a document
 	// cannot be written. The rules can still be correct.
@@ -48,8 +48,8 @@ type node struct {
 
 // observed is what the kernel has, besides the guard tables.
 type observed struct {
-	tables  []tables           // one for each backend that a chain is in
-	orphans []store.OwnedChain // that name this dataDir as their owner, and are not on record
+	tables     []tables           // one for each backend that a chain is in
+	unrecorded []store.OwnedChain // that name this dataDir as their owner, and are not on record
 }
 
 // onRecord is the record of this boot.
@@ -68,13 +68,13 @@ type documents struct {
 
 // progress is what happened in the run.
 type progress struct {
-	began         int64 // CLOCK_BOOTTIME in nanoseconds
-	asked         bool
-	refused       error              // why a policy would not be accepted
-	keepsToRecord bool               // a repair does only what is on record, which cannot be written
-	overtaken     int                // how often another program interfered, see maxOvertaken
-	removed       []store.OwnedChain // chains that no policy wants
-	stuck         []store.OwnedChain // those that could not be removed
+	began          int64 // CLOCK_BOOTTIME in nanoseconds
+	asked          bool
+	refused        error              // why a policy would not be accepted
+	keepsToRecord  bool               // a repair does only what is on record, which cannot be written
+	overtaken      int                // how often another program interfered, see maxOvertaken
+	removed        []store.OwnedChain // chains that no policy wants
+	failedRemovals []store.OwnedChain // those that could not be removed
 }
 
 // Chain is the masquerade chain of a policy in all its families: what a sync writes as a whole or not at all.
@@ -88,9 +88,9 @@ type Chain struct {
 	Err error
 
 	failed    error             // that part of Err which observing again does not change
-	beyond    []store.ExemptPod // that the chain cannot exempt
-	beyondErr error
-	changed   bool // the record has other addresses of outputAddresses, or other exempt pods
+	overLimit []store.ExemptPod // that the chain cannot exempt
+	limitErr  error             // why
+	changed   bool              // the record has other addresses of outputAddresses, or other exempt pods
 }
 
 // fail sets the reason for which a sync does not write the chain, unless there is one.
@@ -110,7 +110,7 @@ type tables struct {
 	readings    int            // how often they were read since they were written, enoughReadings at most
 	writes      int            // how often they were written
 	diff        policy.Diff    // what is in them and belongs to no chain of a policy
-	kept        []policy.Chain // of no policy, see keepWhatExists
+	ofNoPolicy  []policy.Chain // that stay as they are, see keepWhatExists
 }
 
 // enoughReadings is how often tables are read that differ before they are written.
@@ -176,9 +176,9 @@ func (s *State) desired(t *tables) policy.Ruleset {
 // staying returns the chains of tables that are not to be written: those that stay, those on record that are
 // removed when others have taken their place, and those whose place in another backend could not be taken.
 func (s *State) staying(t *tables) []policy.Chain {
-	staying := slices.Clone(t.kept)
+	staying := slices.Clone(t.ofNoPolicy)
 	isSurplus := map[policy.ChainFamily]bool{}
-	for _, o := range s.surplus() {
+	for _, o := range s.unwanted() {
 		if ChoiceOf(o) == t.choice {
 			isSurplus[policy.ChainFamily{Chain: o.Chain, Family: o.Family}] = true
 		}
@@ -417,26 +417,27 @@ func owns(rec store.Record, f policy.Family, chain string, c netfilter.Choice) b
 	return false
 }
 
-// surplus returns the chains on record, and those that name this dataDir, that no policy wants there. A chain
-// that failed is none: nothing has replaced it.
+// unwanted returns the owned chains that are in a backend or family in which no policy wants them: those on
+// record, and those that name this dataDir. A chain that failed stays wanted everywhere, as nothing has
+// replaced it.
 //
 // On a node without policies only the record says which chains to remove. If it is lost while the last
 // network is dropped, that chain stays until cleanup. If it is lost while a chain gets another name, a guard
 // that begins then drops what the former chain exempts, until that is removed; and from nftables, whose
 // tables hold nothing but what is desired, the former chain goes before the new one is in iptables.
-func (s *State) surplus() []store.OwnedChain {
+func (s *State) unwanted() []store.OwnedChain {
 	if s.node.keepsAll {
 		return nil
 	}
-	var surplus []store.OwnedChain
-	for _, o := range slices.Concat(s.onRecord.now.Chains, s.observed.orphans) {
+	var unwanted []store.OwnedChain
+	for _, o := range slices.Concat(s.onRecord.now.Chains, s.observed.unrecorded) {
 		c := s.Find(o.Chain)
 		failed := c != nil && c.Err != nil
 		if !failed && !slices.Contains(s.run.removed, o) && !s.wants(o.Chain, o.Family, ChoiceOf(o)) {
-			surplus = append(surplus, o)
+			unwanted = append(unwanted, o)
 		}
 	}
-	return surplus
+	return unwanted
 }
 
 // wants reports whether a policy wants a chain of a family in a backend.
@@ -445,25 +446,25 @@ func (s *State) wants(chain string, f policy.Family, in netfilter.Choice) bool {
 	return c != nil && c.Choice == in && c.Desired.Find(f, chain) != nil
 }
 
-// stale returns the surplus chains without those whose removal failed: the verbs leave them alone.
+// stale returns the unwanted chains that are to be removed: the verbs leave alone those whose removal failed.
 func (s *State) stale() []store.OwnedChain {
 	var stale []store.OwnedChain
-	for _, o := range s.surplus() {
-		isLeft := o.Stuck && !s.node.triesAgain
-		if !isLeft && !slices.Contains(s.run.stuck, o) {
+	for _, o := range s.unwanted() {
+		isLeft := o.RemovalFailed && !s.node.triesAgain
+		if !isLeft && !slices.Contains(s.run.failedRemovals, o) {
 			stale = append(stale, o)
 		}
 	}
 	return stale
 }
 
-// Stuck returns the owned chains that could not be removed.
-func (s *State) Stuck() []store.OwnedChain {
-	var stuck []store.OwnedChain
+// FailedRemovals returns the owned chains that could not be removed.
+func (s *State) FailedRemovals() []store.OwnedChain {
+	var failed []store.OwnedChain
 	for _, o := range s.onRecord.now.Chains {
-		if o.Stuck {
-			stuck = append(stuck, o)
+		if o.RemovalFailed {
+			failed = append(failed, o)
 		}
 	}
-	return stuck
+	return failed
 }

@@ -169,7 +169,7 @@ func storeDocuments(_ context.Context, do effects, s *State) *State {
 // writeGuards writes the guards for the rules that are in the kernel.
 func writeGuards(ctx context.Context, do effects, s *State) *State {
 	g := &s.Guard
-	err := do.guards(ctx, s.guards(), g)
+	err := do.guards(ctx, s.guardsNow(), g)
 	g.readings = 0
 	if errors.Is(err, netfilter.ErrChanged) {
 		s.unread(err)
@@ -263,7 +263,7 @@ func removeStale(ctx context.Context, do effects, s *State) *State {
 		s.Guard.writes = 0
 		s.forget(o)
 	} else {
-		s.run.stuck = append(slices.Clip(s.run.stuck), o) // so that not every ADD tries again
+		s.run.failedRemovals = append(slices.Clip(s.run.failedRemovals), o) // so that not every ADD tries again
 	}
 	s.compare()
 	return s
@@ -337,7 +337,7 @@ func (s *State) awaitsRules() bool {
 // removed.
 func (s *State) wasOnRecord(c *Chain) bool {
 	for _, o := range s.onRecord.before.Chains {
-		if o.Chain == c.Policy.Chain && !o.Stuck {
+		if o.Chain == c.Policy.Chain && !o.RemovalFailed {
 			return true
 		}
 	}
@@ -381,8 +381,8 @@ func (s *State) truth() store.Record {
 			continue
 		}
 		isInPlace := s.wants(o.Chain, o.Family, ChoiceOf(o)) && s.isWritten(s.Find(o.Chain))
-		couldNotBeRemoved := o.Stuck || slices.Contains(s.run.stuck, o)
-		o.Stuck = couldNotBeRemoved && !isInPlace
+		couldNotBeRemoved := o.RemovalFailed || slices.Contains(s.run.failedRemovals, o)
+		o.RemovalFailed = couldNotBeRemoved && !isInPlace
 		truth.Chains = append(truth.Chains, o)
 	}
 	truth.Outputs = s.outputs(s.onRecord.before)

@@ -129,7 +129,7 @@ func (s *State) plan() {
 }
 
 // plannedChains returns the chains that are to be written, then the others on record: choose takes the first
-// of a name. One that could not be removed, and is wanted again, is stuck until it is written.
+// of a name. One that could not be removed, and is wanted again, has that mark until it is written.
 func (s *State) plannedChains() []store.OwnedChain {
 	var planned []store.OwnedChain
 	for i := range s.Chains {
@@ -140,7 +140,7 @@ func (s *State) plannedChains() []store.OwnedChain {
 		for _, d := range c.Desired.Chains {
 			planned = append(planned, store.OwnedChain{
 				Chain: d.Name, Family: d.Family, Backend: c.Choice.Backend, Variant: c.Choice.Variant,
-				Stuck: s.isStuck(d.Name, d.Family, c.Choice),
+				RemovalFailed: s.removalFailed(d.Name, d.Family, c.Choice),
 			})
 		}
 	}
@@ -152,10 +152,10 @@ func (s *State) plannedChains() []store.OwnedChain {
 	return planned
 }
 
-// isStuck reports whether the record has a chain as one that could not be removed.
-func (s *State) isStuck(chain string, f policy.Family, in netfilter.Choice) bool {
+// removalFailed reports whether the record has a chain as one that could not be removed.
+func (s *State) removalFailed(chain string, f policy.Family, in netfilter.Choice) bool {
 	for _, o := range s.onRecord.now.Chains {
-		if o.Chain == chain && o.Family == f && ChoiceOf(o) == in && o.Stuck {
+		if o.Chain == chain && o.Family == f && ChoiceOf(o) == in && o.RemovalFailed {
 			return true
 		}
 	}

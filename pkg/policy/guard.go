@@ -153,42 +153,55 @@ func (p Policy) ResetsConnections() bool {
 // HasEffect reports whether the guard drops packets or binds connections, rather than only counting.
 func (g *Guard) HasEffect() bool { return g.Mode == GuardDrop || g.Bound != nil }
 
-// Transition is what is known of the rules in the kernel while a guard is written.
+// Transition is what is known of the rules in the kernel while the guard of a chain is written.
 type Transition struct {
-	First   bool // the kernel has no masquerade chain
-	Settled bool // the rules of the guard's chain are those that are desired, and the only ones
-	All     bool // so are those of every chain
+	NoRules      bool // the kernel has no masquerade chain
+	ChainWritten bool // the chain has the desired rules
+	AllWritten   bool // so have all chains, and no chain is left that no policy wants
 }
 
-// During returns the guard for the rules that are in the kernel, and whether there is one: it must not drop
-// what they exempt, nor bind what they masquerade, before a change nor after it. Observed is that in the
-// kernel, or nil. If it drops or binds packets it is right for the rules that are there.
+// During returns the guard that is right for the rules in the kernel, and whether there is one. Observed is the
+// guard in the kernel, which is right for these rules if it drops or binds packets, or nil.
 //
-// While the chain changes, a guard matches what both policies masquerade. One that is not there begins before
-// the first rules of the node, else after those of its chain. While any chain changes, it binds what neither
-// policy masquerades: a pod that one policy alone exempts by its namespace counts as any other pod meanwhile.
-//
-// So the guards of a change are written twice, before the NAT rules and after them. Final guards that are
-// written once would drop packets that the present rules exempt, or bind connections that they masquerade,
-// until the rules follow; without guards meanwhile, packets that no rule translates would leave.
+// Neither before the rules change nor after it may a guard drop what they exempt, or bind what they
+// masquerade. So the guards of a change are written twice, before the NAT rules and after them. If the desired
+// guards were written once, they would drop packets that the present rules exempt, or bind connections that
+// the present rules masquerade, until the rules follow. Without guards meanwhile, packets that no rule
+// translates would leave.
 func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
-	beginsFirst := observed == nil && t.First
-	if beginsFirst || t.Settled && t.All {
+	switch {
+	case t.ChainWritten && t.AllWritten:
+		return g, true
+	case observed == nil:
+		return g.beginning(t)
+	default:
+		return g.changing(t, observed)
+	}
+}
+
+// beginning returns a guard that is not in the kernel yet. On a node without rules it begins before the first
+// ones, else after those of its chain, and it begins to bind when all chains are written.
+func (g Guard) beginning(t Transition) (Guard, bool) {
+	if t.NoRules {
 		return g, true
 	}
-	if observed == nil {
-		g.Bound, g.Bindings = nil, nil
-		return g, t.Settled && g.Mode != GuardOff
-	}
-	if !t.Settled {
-		g.Exempt = Normalize(slices.Concat(g.Exempt, observed.Exempt))
-		g.Mode = modeDuring(g.Mode, observed.Mode)
-	}
+	g.Bound, g.Bindings = nil, nil
+	return g, t.ChainWritten && g.Mode != GuardOff
+}
+
+// changing returns a guard between the one in the kernel and the desired one. While its chain changes it
+// matches what both policies masquerade. While any chain changes it binds what neither policy masquerades: a
+// pod that one policy alone exempts by its namespace counts as any other pod meanwhile.
+func (g Guard) changing(t Transition, observed *Guard) (Guard, bool) {
 	if observed.Bound == nil {
 		g.Bound, g.Bindings = nil, nil
 	}
-	if t.Settled && g.Bound == nil {
+	if t.ChainWritten && g.Bound == nil {
 		return g, g.Mode != GuardOff
+	}
+	if !t.ChainWritten {
+		g.Exempt = Normalize(slices.Concat(g.Exempt, observed.Exempt))
+		g.Mode = modeDuring(g.Mode, observed.Mode)
 	}
 	return g.common(observed)
 }

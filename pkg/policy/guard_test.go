@@ -256,7 +256,7 @@ func TestTransitionOfGuards(t *testing.T) {
 		}
 		var transition guards
 		for _, g := range desired {
-			if now, is := g.During(policy.Transition{First: len(old) == 0}, observed.of(g.Chain, g.Family)); is {
+			if now, is := g.During(policy.Transition{NoRules: len(old) == 0}, observed.of(g.Chain, g.Family)); is {
 				transition = append(transition, now)
 			}
 		}
@@ -330,7 +330,7 @@ func TestGuardDoesNotBeginToDropMeanwhile(t *testing.T) {
 	}{
 		{counts, false, policy.GuardCount}, {drops, false, policy.GuardDrop}, {counts, true, policy.GuardDrop},
 	} {
-		g, is := drops.During(policy.Transition{Settled: c.settled}, &c.observed)
+		g, is := drops.During(policy.Transition{ChainWritten: c.settled}, &c.observed)
 		if !is || g.Mode != c.want {
 			t.Errorf("observed %s, settled %t: %s, want %s", c.observed.Mode, c.settled, g.Mode, c.want)
 		}

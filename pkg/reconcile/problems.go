@@ -128,8 +128,8 @@ func addRuleWarnings(r *Report) {
 // addStaleChains adds chains that no policy wants any more, and those that exist in another backend as well.
 func (n *Node) addStaleChains(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
-	stuck := r.Rules.Stuck()
-	for _, o := range stuck {
+	failed := r.Rules.FailedRemovals()
+	for _, o := range failed {
 		err := e.CanWrite(ctx, enforce.ChoiceOf(o), o.Family)
 		if err != nil {
 			r.chainProblem(ReasonRules, o.Chain, "chain %s (%s) in %s is stale and cannot be removed: %w",
@@ -140,7 +140,7 @@ func (n *Node) addStaleChains(ctx context.Context, r *Report) {
 			"see the warnings, or remove it by hand", o.Chain, o.Family, o.Backend)
 	}
 	for _, at := range r.Rules.Duplicates {
-		if isStuck(stuck, at.Chain, at.Choice) {
+		if removalFailed(failed, at.Chain, at.Choice) {
 			continue // reported
 		}
 		if err := e.DuplicateErr(ctx, at); errors.Is(err, netfilter.ErrNotOwned) {
@@ -154,8 +154,8 @@ func (n *Node) addStaleChains(ctx context.Context, r *Report) {
 	}
 }
 
-func isStuck(stuck []store.OwnedChain, chain string, in netfilter.Choice) bool {
-	for _, o := range stuck {
+func removalFailed(failed []store.OwnedChain, chain string, in netfilter.Choice) bool {
+	for _, o := range failed {
 		if o.Chain == chain && enforce.ChoiceOf(o) == in {
 			return true
 		}

@@ -496,7 +496,7 @@ func TestStuckChainInAnUnusableBackend(t *testing.T) {
 	}
 	lock := assert.Must(f.Dir.Lock(t.Context()))(t)
 	must(t, lock.PutRecord(store.Record{Boot: f.Dir.Boot(), Chains: []store.OwnedChain{
-		{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables, Stuck: true},
+		{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables, RemovalFailed: true},
 	}}))
 	must(t, lock.Release())
 	path := f.conflist("podnet", nil)
@@ -511,7 +511,7 @@ func TestStuckChainOfAFormerBoot(t *testing.T) {
 	f := newFixture(t)
 	lock := assert.Must(f.Dir.Lock(t.Context()))(t)
 	must(t, lock.PutRecord(store.Record{Boot: "00000000-0000-0000-0000-000000000000", Chains: []store.OwnedChain{
-		{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables, Stuck: true},
+		{Chain: policy.DefaultChain, Family: policy.IPv4, Backend: policy.NFTables, RemovalFailed: true},
 	}}))
 	must(t, lock.Release())
 	f.right()

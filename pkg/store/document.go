@@ -155,11 +155,11 @@ func (r Reset) FindsUntranslated() bool { return r.Before == nil && r.Left == ni
 
 // OwnedChain is a chain of one family that ip-masq created, or was about to create.
 type OwnedChain struct {
-	Chain   string         `json:"chain"`
-	Family  policy.Family  `json:"family"`
-	Backend policy.Backend `json:"backend"` // iptables or nftables
-	Variant string         `json:"variant,omitempty"`
-	Stuck   bool           `json:"stuck,omitempty"` // removing the stale chain failed
+	Chain         string         `json:"chain"`
+	Family        policy.Family  `json:"family"`
+	Backend       policy.Backend `json:"backend"` // iptables or nftables
+	Variant       string         `json:"variant,omitempty"`
+	RemovalFailed bool           `json:"stuck,omitempty"` // removing the stale chain failed
 }
 
 // validate checks a record. Its chains will be removed some day, so a chain that cannot be ip-masq's

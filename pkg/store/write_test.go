@@ -21,7 +21,7 @@ func aRecord() store.Record {
 	return store.Record{Boot: boot, Chains: []store.OwnedChain{
 		{Chain: "POD-MASQ", Family: policy.IPv6, Backend: policy.NFTables},
 		{Chain: "IP-MASQ-AGENT", Family: policy.IPv4, Backend: policy.IPTables, Variant: "nft"},
-		{Chain: "IP-MASQ-AGENT", Family: policy.IPv4, Backend: policy.IPTables, Variant: "legacy", Stuck: true},
+		{Chain: "IP-MASQ-AGENT", Family: policy.IPv4, Backend: policy.IPTables, Variant: "legacy", RemovalFailed: true},
 	}}
 }
 
