@@ -43,7 +43,6 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	if err := n.admit(ctx, a); err != nil {
 		return err
 	}
-	n.Attachments = []store.Attachment{a.pod.Attachment}
 	n.rememberEntry(a.stated)
 	if err := n.Dir.Attach(a.pod); err != nil {
 		return fmt.Errorf("record the pod: %w", &enforce.UnwritableError{Err: err})
@@ -130,7 +129,7 @@ func (n *node) ensure(ctx context.Context, a *addition) (resetLimit time.Duratio
 		_ = n.Dir.PutVerificationCache(n.source(), cache) // or the next ADD reads the rules, too
 	}
 	n.warnInactive(observed)
-	return n.resetLimit(observed, a.pod.Addresses, false), observed.Beyond(a.pod.Addresses)
+	return n.resetLimit(observed, a.pod.Addresses, false), observed.OverLimit(a.pod.Addresses)
 }
 
 // ownSource returns what the network's document is to be. Its policy is that of the stored one if the entry
@@ -246,7 +245,7 @@ func (n *node) apply(
 	if err != nil {
 		return s, err
 	}
-	if err := s.Beyond(addresses); err != nil {
+	if err := s.OverLimit(addresses); err != nil {
 		return s, err
 	}
 	return s, n.chainErr(s, chain)

@@ -28,7 +28,6 @@ func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 	if stated.stdinDiffers {
 		pod.Addresses = nil // as in its ADD
 	}
-	n.Attachments = []store.Attachment{pod.Attachment}
 	if n.verify(ctx, pod) == nil {
 		return nil
 	}

@@ -45,16 +45,34 @@ type Plugin struct {
 // Funcs returns the verbs for the CNI skeleton.
 func (p *Plugin) Funcs() skel.CNIFuncs {
 	return skel.CNIFuncs{
-		Add:    func(args *skel.CmdArgs) error { return p.run(args, (*node).add) },
-		Del:    func(args *skel.CmdArgs) error { return p.run(args, (*node).del) },
-		Check:  func(args *skel.CmdArgs) error { return p.run(args, (*node).check) },
-		GC:     func(args *skel.CmdArgs) error { return p.run(args, (*node).gc) },
-		Status: func(args *skel.CmdArgs) error { return p.run(args, (*node).status) },
+		Add:    func(args *skel.CmdArgs) error { return p.runForPod(args, (*node).add) },
+		Del:    func(args *skel.CmdArgs) error { return p.runForPod(args, (*node).del) },
+		Check:  func(args *skel.CmdArgs) error { return p.runForPod(args, (*node).check) },
+		GC:     func(args *skel.CmdArgs) error { return p.runForAll(args, (*node).gc) },
+		Status: func(args *skel.CmdArgs) error { return p.runForPod(args, (*node).status) },
 	}
 }
 
-func (p *Plugin) run(args *skel.CmdArgs, verb func(*node, context.Context, *skel.CmdArgs) error) error {
-	err := verb(p.node(config.ReadNetconf(args.StdinData)), context.Background(), args)
+// verb is a verb of CNI.
+type verb func(*node, context.Context, *skel.CmdArgs) error
+
+// runForPod runs a verb that reads the record of one attachment again. STATUS reads the record of an
+// attachment that does not exist, as an ADD reads that of its own.
+func (p *Plugin) runForPod(args *skel.CmdArgs, do verb) error {
+	n := p.node(config.ReadNetconf(args.StdinData))
+	n.Attachments = []store.Attachment{n.attachment(args)}
+	return p.run(n, args, do)
+}
+
+// runForAll runs a verb that reads the records of all exempt pods again.
+func (p *Plugin) runForAll(args *skel.CmdArgs, do verb) error {
+	n := p.node(config.ReadNetconf(args.StdinData))
+	n.AllAttachments = true
+	return p.run(n, args, do)
+}
+
+func (p *Plugin) run(n *node, args *skel.CmdArgs, do verb) error {
+	err := do(n, context.Background(), args)
 	if err == nil {
 		return nil
 	}

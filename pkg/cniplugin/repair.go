@@ -21,8 +21,7 @@ import (
 // after a failing DEL a pod cannot end.
 func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 	n.Warn(n.pluginFileErr)
-	n.Attachments = []store.Attachment{n.attachment(args)}
-	n.Warn(n.Dir.Detach(n.Attachments[0]))
+	n.Warn(n.Dir.Detach(n.attachment(args)))
 	resetLimit, err := n.repair(ctx)
 	n.Warn(err)
 	n.resetConnections(ctx, resetLimit)
@@ -33,7 +32,6 @@ func (n *node) del(ctx context.Context, args *skel.CmdArgs) error {
 // section 2). It repairs what it can before it says that the state cannot be written.
 func (n *node) gc(ctx context.Context, _ *skel.CmdArgs) error {
 	n.Warn(n.pluginFileErr)
-	n.AllAttachments = true
 	keep, listed, err := n.validAttachments()
 	if err != nil {
 		return withCode(types.ErrDecodingFailure, err)

@@ -10,12 +10,10 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
-	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 // status returns why an ADD would fail now, or nil.
-func (n *node) status(ctx context.Context, args *skel.CmdArgs) error {
-	n.Attachments = []store.Attachment{n.attachment(args)} // of no pod: ADD reads the record of one, too
+func (n *node) status(ctx context.Context, _ *skel.CmdArgs) error {
 	err := n.checkADD(ctx)
 	if err == nil {
 		return nil

@@ -24,9 +24,9 @@ type Enforcer struct {
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	// Addresses returns the addresses of the node, of these families.
 	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
-	// Attachments lists the attachments whose records are read again to find out which pods are exempt.
-	// AllAttachments reads those of all exempt pods, and AllPods those of all pods. For the other
-	// attachments, the stored list applies.
+	// Attachments, AllAttachments and AllPods tell which records of pods are read to find out which pods are
+	// exempt: those of some attachments, those of all pods that are exempt by the record, and those of all
+	// pods. What the record has of other pods is not read again. They do not change while the Enforcer is used.
 	Attachments             []store.Attachment
 	AllAttachments, AllPods bool
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
