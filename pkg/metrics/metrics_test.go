@@ -84,6 +84,20 @@ func TestAVanishedSourceDisappears(t *testing.T) {
 	})
 }
 
+// TestWaitingIsNoSync: a loop that must not use its dataDir reports that each second, and makes no sync.
+func TestWaitingIsNoSync(t *testing.T) {
+	m := newMonitor(metrics.Options{})
+	for range 3 {
+		m.Report(&reconcile.Report{
+			Result: reconcile.Failed, Waiting: true, Sources: missing(),
+			Problems: []reconcile.Problem{{Reason: reconcile.ReasonState, Err: errors.New("another dataDir")}},
+		}, time.Minute)
+	}
+	expect(t, m, map[string]string{
+		"ready": "0", `reconciles_total{result="failed"}`: "0", "reconcile_duration_seconds_count": "0",
+	})
+}
+
 func TestASyncThatCouldNotReadLeavesWhatWasKnown(t *testing.T) {
 	m := newMonitor(metrics.Options{})
 	m.Report(rich(), time.Minute)

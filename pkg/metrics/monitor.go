@@ -141,8 +141,10 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 		last.sources, last.withRules = nil, nil // the active reconciler exports them
 		return
 	}
-	m.duration.Observe(r.Took.Seconds())
-	m.syncs.count(r)
+	if !r.Waiting {
+		m.duration.Observe(r.Took.Seconds())
+		m.syncs.count(r)
+	}
 	last.sources = cmp.Or(r.Sources, last.sources)
 	if r.Rules != nil {
 		last.withRules, last.exempt = r, r.Rules

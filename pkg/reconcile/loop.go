@@ -98,7 +98,7 @@ func (l *Loop) Run(ctx context.Context) {
 			l.runActive(ctx, instance)
 			continue
 		}
-		standby.Started = time.Now()
+		standby.Started, standby.Waiting = time.Now(), true
 		l.report(standby)
 		until := time.Now().Add(standbyInterval)
 		for ctx.Err() == nil && time.Now().Before(until) {

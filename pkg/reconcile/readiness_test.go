@@ -4,10 +4,10 @@ package reconcile
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -135,14 +135,19 @@ func TestReadinessBesideReconciler(t *testing.T) {
 	}
 }
 
-// TestDataDirOfPluginFile: a reconciler with another dataDir than that of plugin.toml does nothing.
+// TestDataDirOfPluginFile: a reconciler with another dataDir than that of plugin.toml makes no sync, and waits.
 func TestDataDirOfPluginFile(t *testing.T) {
-	f := newFixture(t)
-	l := NewLoop(f.Node, slog.New(slog.DiscardHandler), func(*Report) {})
-	f.file(f.PluginFile, "data_dir = \"/var/lib/third\"\n")
-	if _, r := l.takeOver(t.Context()); r == nil || len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
-		t.Errorf("with plugin.toml: %+v", r)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		f.file(f.PluginFile, "data_dir = \"/var/lib/third\"\n")
+		f.run().until("second report", func(all []*Report) bool {
+			r := last(all)
+			if !r.Waiting || len(r.Problems) != 1 || r.Problems[0].Reason != ReasonState {
+				t.Errorf("with plugin.toml: %+v", r)
+			}
+			return len(all) > 1
+		})
+	})
 }
 
 // TestDamagedDocumentOnReadOnlyDisk: the rules stay as they are while the document cannot be written again.

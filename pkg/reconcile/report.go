@@ -37,6 +37,7 @@ type Report struct {
 	Started time.Time
 	Took    time.Duration
 	Result  Result
+	Waiting bool // the loop made no sync: another one is active, or it must not use the dataDir
 
 	Problems []Problem // in the order in which they were found
 	Warnings []error   // worth an operator's attention; they stop nothing
