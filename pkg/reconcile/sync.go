@@ -246,7 +246,8 @@ func written(s *enforce.State, chain string) bool {
 }
 
 // applyChanges applies all changed documents at once, so that no packet meets a part of them.
-// If that is refused it tries each by itself: a mistake in one source does not hold up another.
+// If that is refused it tries each by itself: a mistake in one source does not hold up another. Where
+// documents were dropped and none has changed, the sync at the end meets the same error, and its state has it.
 func (n *Node) applyChanges(
 	ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal,
 ) {

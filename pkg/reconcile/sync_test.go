@@ -456,6 +456,26 @@ func TestAttachedWhileItsNetworkIsDropped(t *testing.T) {
 	f.wants(f.sync(), Unchanged)
 }
 
+// TestDropThatIsRefused: why the rules of a dropped network cannot be removed is reported once, and the sync
+// after that removes them.
+func TestDropThatIsRefused(t *testing.T) {
+	f := newFixture(t)
+	driver := &readOnly{Driver: f.Drivers[0]}
+	f.Drivers = netfilter.Drivers{driver}
+	f.conflist("other", map[string]any{"nonMasqueradeCIDRs": []string{"10.2.0.0/16"}})
+	f.unused("podnet")
+	f.DropAfter = 0
+	driver.broken.Store(true)
+	r := f.sync()
+	f.wants(r, Failed, "not today")
+	if len(r.Problems) != 1 || len(r.Dropped) != 1 || f.stored("podnet") != nil {
+		t.Errorf("%v dropped %v", problems(r), r.Dropped)
+	}
+	driver.broken.Store(false)
+	f.right()
+	f.exempts("10.2.0.0/16," + ofNetworks)
+}
+
 // TestRulesThatCannotBeRepaired: where rules differ and cannot be written, because a program or a capability
 // is missing, both are faults.
 func TestRulesThatCannotBeRepaired(t *testing.T) {
