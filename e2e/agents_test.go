@@ -248,11 +248,15 @@ func TestThirdPartyChainBesideNFTables(t *testing.T) {
 		"iptables-nft-restore", "--noflush")
 	n.path = n.linkBothVariants(t, "nft")
 	n.conflist(t, "podnet", nil)
-	rule := "rule 1 `-A IP-MASQ-AGENT -s 10.9.0.0/16 -j RETURN` (iptables-nft -t nat -D IP-MASQ-AGENT 1)"
+	rule := "rule 1 `-A IP-MASQ-AGENT -s 10.9.0.0/16 -j RETURN` (iptables-nft -t nat -D IP-MASQ-AGENT 1); " +
+		"delete it, and ip-masq removes the chain"
 	n.invoke(t, invocation{verb: "ADD", conf: n.conf(t, "podnet", nil)}).want(t, 0, rule)
 	stdout, stderr, code := n.reconciler(t, "check")
 	if code == 0 || !strings.Contains(stdout+stderr, rule) {
 		t.Errorf("check: exit code %d: %s%s", code, stdout, stderr)
+	}
+	if strings.Contains(stdout+stderr, "masqChain") { // under another name the agent's chain would stay
+		t.Errorf("check proposes another name: %s%s", stdout, stderr)
 	}
 	if saved := n.saved(t); !strings.Contains(saved, "-A IP-MASQ-AGENT -s 10.9.0.0/16 -j RETURN") {
 		t.Errorf("iptables has:\n%s", saved)

@@ -181,7 +181,7 @@ func (s *State) takeNote(c *Chain, t *tables) (why error) {
 		}
 		if isIt || t.whole { // Apply would remove another chain of an owned table
 			owned := t.whole || owns(s.onRecord.now, o.Family, o.Name, t.choice)
-			why = cmp.Or(why, checkOwnership(&o, t.choice, s.node.owner, owned))
+			why = cmp.Or(why, checkOwnership(&o, t.choice, s.node.owner, owned, orRename))
 		}
 	}
 	return why
@@ -228,10 +228,17 @@ func (s *State) isStale(chain string, in netfilter.Choice) bool {
 	return false
 }
 
+// What follows "delete it" in a message about a rule or a jump of another program. A policy with another
+// masqChain would leave a chain in another backend in force.
+const (
+	orRename    = ", or choose another masqChain"
+	thenRemoved = ", and ip-masq removes the chain"
+)
+
 // checkOwnership returns why a chain of the right name must not be changed, or nil. A chain may be
 // changed if it is owned, even after another program changed it, or if it has only rules and jumps that the
 // agents write.
-func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned bool) error {
+func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned bool, remedy string) error {
 	ref := policy.ChainFamily{Chain: c.Name, Family: c.Family}
 	err := checkOwner(netfilter.OwnedChain{ChainFamily: ref, Choice: in, Owner: c.Owner}, us)
 	if err != nil || c.Owner == us || owned || c.IsOfAgents() {
@@ -245,8 +252,8 @@ func checkOwnership(c *policy.Chain, in netfilter.Choice, us policy.Owner, owned
 	if more := len(texts) - most; more > 0 {
 		texts = append(texts[:most], fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Errorf("chain %s (%s): %w: neither ip-masq nor its agents write %s; delete it, or choose "+
-		"another masqChain", c.Name, c.Family, netfilter.ErrNotOwned, strings.Join(texts, ", "))
+	return fmt.Errorf("chain %s (%s): %w: neither ip-masq nor its agents write %s; delete it%s",
+		c.Name, c.Family, netfilter.ErrNotOwned, strings.Join(texts, ", "), remedy)
 }
 
 // describeRules returns the rules of a chain in iptables that no agent writes, each with the command that

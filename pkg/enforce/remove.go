@@ -41,7 +41,7 @@ func (e *Enforcer) DuplicateErr(ctx context.Context, d netfilter.OwnedChain) err
 		if chains[i].Name != d.Chain {
 			continue
 		}
-		if err := checkOwnership(&chains[i], d.Choice, e.owner(), false); err != nil {
+		if err := checkOwnership(&chains[i], d.Choice, e.owner(), false, thenRemoved); err != nil {
 			return err
 		}
 	}
@@ -61,7 +61,7 @@ func (e *Enforcer) removeDuplicate(ctx context.Context, d netfilter.OwnedChain, 
 		if c.Name != d.Chain {
 			continue
 		}
-		if err := checkOwnership(c, d.Choice, e.owner(), false); err != nil {
+		if err := checkOwnership(c, d.Choice, e.owner(), false, thenRemoved); err != nil {
 			errs = append(errs, fmt.Errorf("in %s: %w", d.Choice, err))
 			continue
 		}
