@@ -157,13 +157,8 @@ func (n *node) sourceWith(p policy.SourcePolicy, subnets []netip.Prefix) policy.
 // checkAgentConfig returns that an entry requires a policy of the agent files, and none is stored.
 func (n *node) checkAgentConfig(entry config.Entry, state store.State) error {
 	agent := policy.SourceID{Kind: policy.AgentFiles}
-	if !entry.RequireAgentConfig || state.Find(agent) != nil {
+	if !entry.RequireAgentConfig || n.Dir.HasDocument(state, agent) {
 		return nil
-	}
-	for _, f := range state.Unreadable {
-		if f.File == n.Dir.DocumentPath(agent) { // it was stored
-			return nil
-		}
 	}
 	err := errors.New("requireAgentConfig: no policy of the agent files is stored yet; " +
 		"start ip-masq-reconciler with an agent_config_dir, or remove the key")

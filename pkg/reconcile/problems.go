@@ -230,7 +230,7 @@ func (n *Node) AddADDProblems(r *Report) {
 		}
 		for _, e := range list.Entries {
 			file = cmp.Or(file, list.File)
-			addAwaitedAgentFiles(r, list, e)
+			n.addAwaitedAgentFiles(r, list, e)
 		}
 	}
 	err := config.CheckPlugin(n.Settings.CNIBinDir)
@@ -244,16 +244,23 @@ func (n *Node) AddADDProblems(r *Report) {
 }
 
 // addAwaitedAgentFiles adds that an entry waits for agent files of which none is stored.
-func addAwaitedAgentFiles(r *Report, list config.Conflist, e config.ConflistEntry) {
-	if e.Err != nil || !e.Entry.RequireAgentConfig || r.Rules == nil {
+func (n *Node) addAwaitedAgentFiles(r *Report, list config.Conflist, e config.ConflistEntry) {
+	if e.Err != nil || r.Rules == nil {
 		return
 	}
-	if r.State.Find(policy.SourceID{Kind: policy.AgentFiles}) != nil {
-		return
+	if err := n.checkAgentFiles(e.Entry, r.State); err != nil {
+		r.problem(ReasonConflist, fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(list.File), e.Index, err))
 	}
-	r.problem(ReasonConflist, fmt.Errorf("%s: plugins[%d]: requireAgentConfig: no policy of the agent files "+
-		"is stored, so no pod can start: set agent_config_dir, correct the agent files, or remove the key",
-		policy.Printable(list.File), e.Index))
+}
+
+// checkAgentFiles returns that an entry waits for agent files of which none is stored.
+func (n *Node) checkAgentFiles(e config.Entry, stored store.State) error {
+	agent := policy.SourceID{Kind: policy.AgentFiles}
+	if !e.RequireAgentConfig || n.Dir.HasDocument(stored, agent) {
+		return nil
+	}
+	return errors.New("requireAgentConfig: no policy of the agent files is stored, so no pod can start: " +
+		"set agent_config_dir, correct the agent files, or remove the key")
 }
 
 // AddDiskProblem adds that the dataDir is full or read-only, which fails ADDs although the rules are correct.

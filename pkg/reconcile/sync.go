@@ -120,6 +120,9 @@ func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error)
 	if err := cmp.Or(err, state.Newer()); err != nil {
 		return err
 	}
+	if err := n.checkAgentFiles(list.Entries[0].Entry, state); err != nil {
+		return err
+	}
 	p := enforce.Proposal{Sources: state.Sources}
 	own := src.network(&list)
 	if err := p.Add(own, src.conflists, ignore); err != nil {

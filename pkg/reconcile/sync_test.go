@@ -526,6 +526,22 @@ func TestStuckChainInAnUnusableBackend(t *testing.T) {
 	}
 }
 
+// An entry that waits for agent files is not to take the place of one with which pods start, while none are stored.
+func TestCheckEntryAwaitsAgentFiles(t *testing.T) {
+	f := newFixture(t)
+	path := f.conflist("podnet", map[string]any{"requireAgentConfig": true})
+	list := config.ParseConflist(path, assert.Must(os.ReadFile(path))(t))
+	err := f.CheckEntry(t.Context(), list)
+	if err == nil || !strings.Contains(err.Error(), "requireAgentConfig") {
+		t.Errorf("without agent files: %v", err)
+	}
+	lock := assert.Must(f.Dir.Lock(t.Context()))(t)
+	agent := policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}, Policy: policy.SourcePolicy{Chain: policy.DefaultChain}}
+	must(t, lock.Put(agent))
+	must(t, lock.Release())
+	must(t, f.CheckEntry(t.Context(), list))
+}
+
 // What could not be removed in a former boot is gone, also where nothing else is to be recorded.
 func TestStuckChainOfAFormerBoot(t *testing.T) {
 	f := newFixture(t)

@@ -63,6 +63,19 @@ func (d *Dir) Lost(s State, stored ...policy.SourceID) []FileError {
 	return lost
 }
 
+// HasDocument reports whether a source has a document, also one that cannot be read.
+func (d *Dir) HasDocument(s State, id policy.SourceID) bool {
+	if s.Find(id) != nil {
+		return true
+	}
+	for _, f := range s.Unreadable {
+		if f.File == d.DocumentPath(id) {
+			return true
+		}
+	}
+	return false
+}
+
 // Find returns the source, or nil.
 func (s State) Find(src policy.SourceID) *policy.Source {
 	for i := range s.Sources {
