@@ -56,7 +56,7 @@ func TestDataDirOfAnotherProgram(t *testing.T) {
 			writeFiles(t, dir, c.files)
 			before, rules := tree(t, dir), n.ruleset(t)
 			conf := n.conf(t, "podnet", object{"dataDir": dir})
-			for verb, code := range map[string]uint{"ADD": 100, "CHECK": 101, "STATUS": 50, "GC": 5, "DEL": 0} {
+			for verb, code := range map[string]uint{"ADD": 7, "CHECK": 7, "STATUS": 50, "GC": 5, "DEL": 0} {
 				n.invoke(t, invocation{verb: verb, conf: conf}).want(t, code, dir, c.msgs, "ip-masq did not make it", "set dataDir to a directory that")
 			}
 			for _, command := range []string{"cleanup", "once", "check"} {

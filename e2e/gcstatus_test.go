@@ -216,12 +216,12 @@ func TestStatusOfRefusedRecords(t *testing.T) {
 		must(t, os.Chmod(filepath.Join(n.dataDir, "attachments"), 0o777))
 		for _, conf := range []string{conf, other} {
 			n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, "attachments")
-			n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, "attachments", "refused")
+			n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 7, "attachments", "refused")
 		}
 		must(t, os.Chmod(filepath.Join(n.dataDir, "attachments"), 0o700))
 		must(t, os.Chown(n.dataDir, 65534, 65534))
 		n.invoke(t, invocation{verb: "STATUS", conf: conf, noNetns: true}).want(t, 50, n.dataDir, "refused")
-		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 100, n.dataDir, "refused")
+		n.invoke(t, invocation{verb: "ADD", conf: conf, id: "fails"}).want(t, 7, n.dataDir, "refused")
 		n.invoke(t, invocation{verb: "DEL", conf: conf, id: "fails"}).want(t, 0)
 	})
 }

@@ -16,8 +16,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// check compares every rule with the documents and writes nothing. It reports a difference only if
-// a second observation, with the lock held, has it too.
+// check compares every rule with the documents and writes nothing. It reports a difference only if a second
+// observation has it too, with the lock held. If another process holds the lock for too long, the second one has
+// none: a CHECK does not fail because of that process.
 func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 	stated := n.findNetconf()
 	if _, err := n.validEntry(stated); err != nil {
@@ -34,7 +35,11 @@ func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 	lock, err := n.Dir.LockToRead(ctx)
 	n.Warn(err)
 	defer func() { n.Warn(lock.Release()) }()
-	return withCode(codeDrift, n.verify(ctx, pod))
+	err = n.verify(ctx, pod)
+	if errors.Is(err, store.ErrRefused) { // no rule was compared
+		return err
+	}
+	return withCode(codeDrift, err)
 }
 
 func (n *node) verify(ctx context.Context, pod store.Pod) error {

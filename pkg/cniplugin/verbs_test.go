@@ -378,8 +378,8 @@ func TestPodOfCNIArgs(t *testing.T) {
 	}
 }
 
-// TestRefusedState: an ADD that cannot write its state, as a file is refused, answers 100 and changes no rule.
-// STATUS fails, too, and DEL passes.
+// TestRefusedState: an ADD that cannot write its state, as a file is refused, answers 7, as to an entry
+// with a mistake, and changes no rule. STATUS fails, too, and DEL passes.
 func TestRefusedState(t *testing.T) {
 	for name, spoiled := range map[string]string{
 		"the record of the pod": "attachments",
@@ -393,9 +393,12 @@ func TestRefusedState(t *testing.T) {
 			assert.NoError(t, os.Chmod(path, 0o777))
 			changed := h.conf("podnet", object{"masqLinkLocal": true})
 			generation := h.kernel.Generation
-			h.call(call{verb: "ADD", id: "another", conf: changed}).want(100, path, "refused", "chmod go-w")
+			h.call(call{verb: "ADD", id: "another", conf: changed}).want(7, path, "refused", "chmod go-w")
 			h.call(call{verb: "STATUS", conf: changed}).want(50, path, "refused")
 			h.call(call{verb: "DEL", id: "another", conf: changed}).want(0)
+			if spoiled == "" {
+				h.call(call{verb: "CHECK", conf: changed}).want(7, path, "refused", "chmod go-w")
+			}
 			assert.Equal(t, "generation", h.kernel.Generation, generation)
 		})
 	}

@@ -65,9 +65,9 @@ func TestOverwriteIsReadMeanwhile(t *testing.T) {
 		t.Helper()
 		fd := assert.Must(unix.MemfdCreate("overwritten", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING))(t)
 		_, writeErr := unix.Pwrite(fd, before, 0)
-		_, sealErr := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
+		_, fcntlErr := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK)
 		copied, dupErr := unix.Dup(fd)
-		assert.NoError(t, errors.Join(writeErr, sealErr, dupErr))
+		assert.NoError(t, errors.Join(writeErr, fcntlErr, dupErr))
 		err := overwrite(os.NewFile(uintptr(fd), "overwritten"), after)
 		if !errors.Is(err, unix.EPERM) {
 			t.Errorf("it got shorter: %v", err)
