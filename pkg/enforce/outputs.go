@@ -251,8 +251,9 @@ func (l lacksOutput) inactive(format string, args ...any) Inactive {
 	return Inactive{policy.ChainFamily{Chain: l.policy.Chain, Family: l.family}, fmt.Errorf(format, args...)}
 }
 
-// nodeAddressesOf returns the addresses of the node without those in the pod ranges of any policy, and
-// without those of Services.
+// nodeAddressesOf returns the addresses of the node without those in the pod ranges of any policy, those of
+// Services, and those of 169.254.0.0/16, which NodeLocal DNSCache and others add with scope global, and with
+// which nothing leaves a link (RFC 3927, section 2.7).
 func (s *State) nodeAddressesOf(f policy.Family) (node []string) {
 	var pods []netip.Prefix
 	for i := range s.Chains {
@@ -261,7 +262,7 @@ func (s *State) nodeAddressesOf(f policy.Family) (node []string) {
 	inPods := policy.RangesOf(pods...)
 	for _, a := range s.node.addresses {
 		isOfNode := a.Interface != policy.ServiceInterface && !inPods.Contains(a.Address)
-		if policy.FamilyOf(a.Address) == f && isOfNode {
+		if policy.FamilyOf(a.Address) == f && isOfNode && !a.Address.IsLinkLocalUnicast() {
 			node = append(node, a.String())
 		}
 	}

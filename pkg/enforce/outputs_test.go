@@ -85,6 +85,7 @@ func TestNoAddressOfAFamily(t *testing.T) {
 		"no IPv4":                 {[]policy.NodeAddress{up("2001:db8::1", "eth0")}, "", "A ipv4"},
 		"IPv4 of pods":            {[]policy.NodeAddress{up("2001:db8::1", "eth0"), up("10.1.0.1", "cni0"), up("10.2.0.1", "cni1")}, "", "A ipv4"},
 		"IPv4 of Services":        {[]policy.NodeAddress{up("2001:db8::1", "eth0"), up("10.96.0.1", policy.ServiceInterface)}, "", "A ipv4"},
+		"IPv4 of a link":          {[]policy.NodeAddress{up("2001:db8::1", "eth0"), up("169.254.20.10", "nodelocaldns")}, "", "A ipv4"},
 		"another IPv4 address":    {[]policy.NodeAddress{up("2001:db8::1", "eth0"), up("198.51.100.1", "eth0")}, "A ipv4", ""},
 		"an address that is down": {[]policy.NodeAddress{up("2001:db8::1", "eth0"), {Address: netip.MustParseAddr("192.0.2.1"), Interface: "eth1"}}, "A ipv4", ""},
 		"none":                    {nil, "", "A ipv4, A ipv6"},
