@@ -202,6 +202,8 @@ func (d *decoder) expression(e Expr) {
 		d.nat(e)
 	case Dynset, Range, MapLookup:
 		d.load(register{name: e.Name()}) // it may end the rule
+	case SetPayload:
+		d.load(register{name: e.Name()}) // it may change what later rules match
 	case Counter:
 		d.Packets = e.Packets
 	case Unknown:

@@ -109,8 +109,7 @@ const (
 	GreaterOrEqual CmpOp = unix.NFT_CMP_GTE
 )
 
-// Payload loads Len bytes of the packet, at Offset from Base (NFT_PAYLOAD_*). The expression of the same
-// name that writes to the packet is Unknown.
+// Payload loads Len bytes of the packet, at Offset from Base (NFT_PAYLOAD_*).
 type Payload struct {
 	Base, Offset, Len uint32
 	Dreg              Register
@@ -126,7 +125,38 @@ func (e Payload) encode(w *attrWriter) {
 	w.register(unix.NFTA_PAYLOAD_DREG, e.Dreg)
 }
 
+// SetPayload writes Len bytes of the register to the packet, at Offset from Base.
+type SetPayload struct {
+	Base, Offset, Len uint32
+	Sreg              Register
+}
+
+// Name returns "payload".
+func (SetPayload) Name() string { return "payload" }
+
+func (e SetPayload) encode(w *attrWriter) {
+	w.u32(unix.NFTA_PAYLOAD_BASE, e.Base)
+	w.u32(unix.NFTA_PAYLOAD_OFFSET, e.Offset)
+	w.u32(unix.NFTA_PAYLOAD_LEN, e.Len)
+	w.register(unix.NFTA_PAYLOAD_SREG, e.Sreg)
+}
+
+// decodePayload decodes a Payload or a SetPayload.
 func decodePayload(t *attrTable) Expr {
+	if t.has(unix.NFTA_PAYLOAD_SREG) {
+		checksum := []uint16{
+			unix.NFTA_PAYLOAD_CSUM_TYPE, unix.NFTA_PAYLOAD_CSUM_OFFSET, unix.NFTA_PAYLOAD_CSUM_FLAGS,
+		}
+		for _, attribute := range checksum { // which follows from what is written
+			t.get(attribute)
+		}
+		return SetPayload{
+			Base:   t.u32(unix.NFTA_PAYLOAD_BASE),
+			Offset: t.u32(unix.NFTA_PAYLOAD_OFFSET),
+			Len:    t.u32(unix.NFTA_PAYLOAD_LEN),
+			Sreg:   t.register(unix.NFTA_PAYLOAD_SREG),
+		}
+	}
 	return Payload{
 		Base:   t.u32(unix.NFTA_PAYLOAD_BASE),
 		Offset: t.u32(unix.NFTA_PAYLOAD_OFFSET),

@@ -17,6 +17,7 @@ import (
 func everyExpr() []Expr {
 	return []Expr{
 		Payload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 12, Len: 4, Dreg: Reg1},
+		SetPayload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 12, Len: 4, Sreg: Reg1},
 		Cmp{Op: NotEqual, Sreg: Reg2, Data: []byte{10, 0, 0, 0}},
 		Bitwise{Sreg: Reg1, Dreg: Reg2, Len: 4, Mask: []byte{255, 240, 0, 0}, Xor: []byte{0, 0, 0, 0}},
 		Meta{Key: unix.NFT_META_OIFNAME, Dreg: unix.NFT_REG_4},
@@ -160,8 +161,9 @@ func TestOtherFormsAreUnknown(t *testing.T) {
 		t.Errorf("cut off in its data: %#v", got)
 	}
 	for name, data := range map[string]func(w *attrWriter){
-		"payload": func(w *attrWriter) { // writes into the packet
+		"payload": func(w *attrWriter) { // loads and writes
 			w.u32(unix.NFTA_PAYLOAD_SREG, 1)
+			w.u32(unix.NFTA_PAYLOAD_DREG, 2)
 			w.u32(unix.NFTA_PAYLOAD_BASE, 1)
 			w.u32(unix.NFTA_PAYLOAD_OFFSET, 16)
 			w.u32(unix.NFTA_PAYLOAD_LEN, 4)

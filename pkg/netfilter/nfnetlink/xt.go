@@ -97,14 +97,15 @@ func (d *decoder) target(t Target) {
 		d.Statement = DoSNAT
 	default:
 		name := t.Xt
-		if t.isNoTrack() {
+		if t.IsNoTrack() {
 			name = NoTrack
 		}
 		d.Other = append(d.Other, name)
 	}
 }
 
-func (e Target) isNoTrack() bool {
+// IsNoTrack reports whether a target keeps its packets from connection tracking.
+func (e Target) IsNoTrack() bool {
 	const noTrack = 1 // in struct xt_ct_target_info, and _v1
 	if e.Xt == "CT" && len(e.Info) >= 2 {
 		return native16(e.Info)&noTrack != 0
