@@ -21,19 +21,35 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// Legacy returns the rules of all chains of a table of iptables-legacy, by chain; none if the table
-// is not in use. The expressions are those of iptables-nft, or Unknown, without the policy of a
-// built-in chain. It creates no table.
-func Legacy(f policy.Family, tableName string) (map[string][]nfnetlink.Rule, error) {
+// LegacyChain is a chain of iptables-legacy.
+type LegacyChain struct {
+	Rules []nfnetlink.Rule // with the expressions of iptables-nft, or Unknown
+	Drops bool             // by its policy
+}
+
+// Legacy returns all chains of a table of iptables-legacy by name, none if the table is not in use. It creates
+// no table.
+func Legacy(f policy.Family, tableName string) (map[string]LegacyChain, error) {
 	s, err := readLegacy(f, tableName)
 	if err != nil {
 		return nil, err
 	}
-	chains := map[string][]nfnetlink.Rule{}
+	chains := map[string]LegacyChain{}
 	for name := range s.chains {
-		chains[name], _ = s.rules(name)
+		rules, _ := s.rules(name)
+		chains[name] = LegacyChain{Rules: rules, Drops: s.drops(name)}
 	}
 	return chains, nil
+}
+
+// drops reports whether the policy of a chain is to drop. Only that of a built-in chain can be.
+func (s *legacyTable) drops(chain string) bool {
+	c, exists := s.chains[chain]
+	if !exists {
+		return false
+	}
+	_, last := s.entry(c.end)
+	return verdictOf(last) == verdictDrop
 }
 
 type legacyReader struct{}
@@ -43,10 +59,8 @@ func (legacyReader) read(f policy.Family, names []string) (t table, err error) {
 	if err != nil {
 		return t, err
 	}
-	if c, exists := s.chains[postrouting]; exists {
-		if _, policyTarget := s.entry(c.end); verdictOf(policyTarget) == verdictDrop {
-			t.fault = policyFault(f)
-		}
+	if s.drops(postrouting) {
+		t.fault = policyFault(f)
 	}
 	err = t.read(f, names, s.rules)
 	return t, err

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-
 	"runtime"
 	"slices"
 
@@ -81,6 +80,9 @@ func (b *baseChain) compare(other *baseChain) int {
 	return cmp.Or(order, cmp.Compare(b.priority, other.priority))
 }
 
+// isBehindNAT reports whether packets get to the chain after they were translated.
+func (b *baseChain) isBehindNAT() bool { return !b.isNAT && b.priority > prioritySourceNAT }
+
 // prioritySourceNAT is NF_IP_PRI_NAT_SRC.
 const prioritySourceNAT = 100
 
@@ -120,21 +122,21 @@ func (s tableReader) contents(set string) (nfnetlink.Contents, error) {
 }
 
 // legacyReader is the chains of a table of iptables-legacy.
-type legacyReader map[string][]nfnetlink.Rule
+type legacyReader map[string]iptables.LegacyChain
 
-func (s legacyReader) rules(chain string) ([]nfnetlink.Rule, error) { return s[chain], nil }
+func (s legacyReader) rules(chain string) ([]nfnetlink.Rule, error) { return s[chain].Rules, nil }
 
 func (s legacyReader) contents(string) (nfnetlink.Contents, error) {
 	return nfnetlink.Contents{}, errors.New("iptables-legacy has no sets")
 }
 
 // ReadPostrouting reads what decides about the source addresses of packets that leave: the NAT chains, and
-// the chains before them, which may set the mark. Owned tells which chains are owned: their rules are not
-// read. It reads the network namespace of the calling thread, at one generation. With an error, the ruleset
-// has what could be read.
+// the chains before and behind them, which may set the mark or write addresses. Owned tells which chains are
+// owned: their rules are not read. It reads the network namespace of the calling thread, at one generation.
+// With an error, the ruleset has what could be read.
 func ReadPostrouting(f policy.Family, owned func(Place) bool) (*Ruleset, error) {
 	has := func(b *nfnetlink.Base) bool {
-		return b.Hook == unix.NF_INET_POST_ROUTING && (b.Type == "nat" || b.Priority <= prioritySourceNAT)
+		return b.Hook == unix.NF_INET_POST_ROUTING
 	}
 	const priorityMangle = -150 // NF_IP_PRI_MANGLE
 	legacy := []legacyBase{
@@ -203,7 +205,7 @@ func readLegacy(f policy.Family, bases []legacyBase, owned func(Place) bool) (fo
 			continue
 		}
 		isNAT := b.table == iptables.Table
-		found = append(found, &baseChain{table: t, name: b.chain, isNAT: isNAT, priority: b.priority})
+		found = append(found, t.baseChain(b.chain, isNAT, b.priority, chains[b.chain].Drops))
 	}
 	return found, err
 }
@@ -233,11 +235,8 @@ func readTables(
 				err = errors.Join(err, failed)
 				continue
 			}
-			b := &baseChain{table: t, name: c.Name, isNAT: c.Base.Type == "nat", priority: c.Base.Priority}
-			if c.Base.Policy == nfnetlink.Drop {
-				b.drop = &Rule{Place: t.chains[c.Name].place, table: t}
-			}
-			found = append(found, b)
+			isNAT, drops := c.Base.Type == "nat", c.Base.Policy == nfnetlink.Drop
+			found = append(found, t.baseChain(c.Name, isNAT, c.Base.Priority, drops))
 		}
 	}
 	return found, err
@@ -250,6 +249,15 @@ func placeOf(f policy.Family, link nfnetlink.Family, name string) Place {
 		return Place{Backend: policy.IPTables, Variant: netfilter.VariantNFT, Family: f, Table: name}
 	}
 	return Place{Backend: policy.NFTables, Family: f, Table: name}
+}
+
+// baseChain returns a chain that was read as a base chain.
+func (t *table) baseChain(name string, isNAT bool, priority int32, drops bool) *baseChain {
+	b := &baseChain{table: t, name: name, isNAT: isNAT, priority: priority}
+	if drops {
+		b.drop = &Rule{Place: t.chains[name].place, table: t}
+	}
+	return b
 }
 
 func newTable(place Place) *table {

@@ -22,7 +22,8 @@ type natRule struct {
 	variant string
 }
 
-// natRules returns the rules of a chain of table nat, of all chains for "". With an error, it has what could be read.
+// natRules returns the rules of a chain of table nat, of all chains for "". With an error, it has what could be
+// read.
 func natRules(chain string) (found []natRule, err error) {
 	err = withTables(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
@@ -39,11 +40,11 @@ func natRules(chain string) (found []natRule, err error) {
 	for _, f := range policy.Families() {
 		chains, failed := iptables.Legacy(f, iptables.Table)
 		err = errors.Join(err, failed)
-		for name, rules := range chains {
+		for name, c := range chains {
 			if chain != "" && chain != name {
 				continue
 			}
-			for _, r := range rules {
+			for _, r := range c.Rules {
 				found = append(found, natRule{r, netfilter.VariantLegacy})
 			}
 		}
