@@ -117,7 +117,7 @@ func outOf(to netip.Addr) string {
 // source is translated, or not.
 func agreesWith(v thirdparty.Verdict, own, node, seen netip.Addr) (is bool, translated thirdparty.Answer) {
 	_, translated = v.Against(func(o thirdparty.Outcome) thirdparty.Answer {
-		return o.TranslatesExempt(thirdparty.HostPrefix(own))
+		return o.TranslatesExempt(thirdparty.Packet{Src: thirdparty.HostPrefix(own)})
 	})
 	for _, o := range v.Outcomes {
 		switch o.Fate {

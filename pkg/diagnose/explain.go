@@ -421,8 +421,8 @@ func (e *Explanation) contradictedBy(q Question) func(thirdparty.Outcome) thirdp
 	if e.Verdict == policy.ActionMasquerade {
 		return e.preventsMasquerade
 	}
-	from := thirdparty.HostPrefix(q.Src)
-	return func(o thirdparty.Outcome) thirdparty.Answer { return o.TranslatesExempt(from) }
+	p := thirdparty.Packet{Src: thirdparty.HostPrefix(q.Src), SrcLocal: thirdparty.AnswerOf(q.SrcLocal)}
+	return func(o thirdparty.Outcome) thirdparty.Answer { return o.TranslatesExempt(p) }
 }
 
 // preventsMasquerade judges an outcome of packets that are to leave with an address of the node: the chosen

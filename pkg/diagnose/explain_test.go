@@ -224,6 +224,7 @@ func TestOverridden(t *testing.T) {
 		{"masqueraded, and kept from it perhaps", "8.8.8.8", "10.244.0.9", outcomes{untouched, ownedDecides}, "K", thirdparty.Perhaps, "K", "masquerade random-fully"},
 		{"masqueraded, and dropped", "8.8.8.8", "", outcomes{{Fate: thirdparty.Dropped, Rule: rule("D")}}, "", thirdparty.No, "D", "masquerade random-fully"},
 		{"out of scope, masqueraded", "8.8.8.8", "192.0.2.7", outcomes{masqueradedBy("M")}, "", thirdparty.No, "M", ""},
+		{"of the node, masqueraded", "8.8.8.8", "192.0.2.1", outcomes{masqueradedBy("M")}, "", thirdparty.Perhaps, "M", ""},
 		{"to the node itself", "192.0.2.1", "", outcomes{masqueradedBy("M")}, "", thirdparty.Yes, "", ""},
 		{"not read", "8.8.8.8", "", outcomes{ownedDecides}, "", thirdparty.Perhaps, "", "masquerade random-fully"},
 	} {
@@ -237,10 +238,10 @@ func TestOverridden(t *testing.T) {
 				j.err = errors.New("no permission")
 			}
 			q := question(tt.dst, tt.from, "")
-			q.DstLocal, q.ThirdParty, q.Mark = tt.dst == "192.0.2.1", j.read, 7
+			q.DstLocal, q.SrcLocal, q.ThirdParty, q.Mark = tt.dst == "192.0.2.1", tt.from == "192.0.2.1", j.read, 7
 			asked := thirdparty.Packet{Src: netip.MustParsePrefix("10.244.0.0/16"), Dst: thirdparty.HostPrefix(q.Dst), SrcLocal: thirdparty.Perhaps, Out: "eth0", Mark: 7}
 			if tt.from != "" {
-				asked.Src, asked.SrcLocal = thirdparty.HostPrefix(q.Src), thirdparty.No
+				asked.Src, asked.SrcLocal = thirdparty.HostPrefix(q.Src), thirdparty.AnswerOf(q.SrcLocal)
 			}
 			e := n.explain(q)
 			if e.Kernel != tt.kernel || e.OverriddenBy != textOf(tt.by) || e.Rule != tt.rule || (j.err != nil) != strings.Contains(e.Problem, "no permission") {

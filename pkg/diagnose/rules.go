@@ -226,7 +226,7 @@ func caught(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, search *third
 		}
 		return found, answer
 	}
-	search.By, search.Questions = thirdparty.Destination, 20_000
+	search.By, search.Steps = thirdparty.Destination, new(maxSteps)
 	for _, source := range prefixesOf(g.Scope.Sources) {
 		for _, m := range g.Scope.Matches() {
 			out := strings.ReplaceAll(m.Out, "+", "0") // one that the pattern matches

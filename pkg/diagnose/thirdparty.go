@@ -85,6 +85,7 @@ func CountThirdParty(h Host) (int, error) {
 // the interfaces that the routes of the prefix use.
 func (e *examination) findViolations() error {
 	var failed error
+	steps := maxSteps
 	owned := Owned(e.Rules, e.State.Record, e.DataDir)
 	for _, f := range policy.Families() {
 		var routes *routingTable
@@ -106,9 +107,10 @@ func (e *examination) findViolations() error {
 				routes = e.readRoutes(f)
 			}
 			s := survey{
-				examination: e, rules: rules, routes: routes, family: f, policy: p,
+				rules: rules, routes: routes, family: f, policy: p,
+				pods: podsOf(f, e.pods), interfaces: routes.interfacesOf(p),
 				guard:   e.Rules.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f}),
-				indexOf: map[*thirdparty.Rule]int{}, parts: map[netip.Prefix]*thirdparty.Ruleset{},
+				indexOf: map[*thirdparty.Rule]int{}, parts: map[part]*thirdparty.Ruleset{}, steps: &steps,
 			}
 			e.violations = append(e.violations, s.violations()...)
 		}
@@ -127,37 +129,46 @@ func notBound(thirdparty.Place) thirdparty.Answer { return thirdparty.No }
 
 // againstExempt returns the rules that translate exempt packets.
 func againstExempt(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
-	return v.Against(func(o thirdparty.Outcome) thirdparty.Answer { return o.TranslatesExempt(p.Src) })
+	return v.Against(func(o thirdparty.Outcome) thirdparty.Answer { return o.TranslatesExempt(p) })
 }
 
 // survey asks about what one policy exempts in a family.
 type survey struct {
-	*examination
-	rules  *thirdparty.Ruleset
-	routes *routingTable
-	family policy.Family
-	policy policy.Policy
-	guard  *policy.Guard // nil if it is not in force
+	rules      *thirdparty.Ruleset
+	routes     *routingTable
+	family     policy.Family
+	policy     policy.Policy
+	pods       policy.Ranges // that are known
+	interfaces []string      // in scope; "" is any
+	guard      *policy.Guard // nil if it is not in force
 
 	found   []violation
 	indexOf map[*thirdparty.Rule]int // in found
-	// parts has the rules that packets to a prefix can meet, as there can be thousands of both.
-	parts map[netip.Prefix]*thirdparty.Ruleset
+	parts   map[part]*thirdparty.Ruleset
+	steps   *int // that are left for all surveys
 }
 
-// rulesFor returns the rules that packets to a prefix can meet, of those for a prefix that is 8 bits shorter.
-func (s *survey) rulesFor(to netip.Prefix) *thirdparty.Ruleset {
+// maxSteps is how many rules and elements of sets are looked at. It takes about a second.
+const maxSteps = 1_000_000
+
+// part is packets, of which there can be as many as prefixes: thousands, beside thousands of rules.
+type part struct{ src, dst netip.Prefix }
+
+// rulesFor returns the rules that packets can meet, of those for destinations that are 8 bits shorter.
+func (s *survey) rulesFor(p part) *thirdparty.Ruleset {
 	const step = 8
-	if to.Bits() <= 0 {
-		return s.rules
+	rules := s.parts[p]
+	if rules != nil {
+		return rules
 	}
-	part := s.parts[to]
-	if part == nil {
-		wider := netip.PrefixFrom(to.Addr(), max(to.Bits()-step, 0)).Masked()
-		part = s.rulesFor(wider).Restrict(thirdparty.Packet{Dst: to, SrcLocal: thirdparty.Perhaps})
-		s.parts[to] = part
+	rules = s.rules
+	if p.dst.Bits() > 0 {
+		wider := netip.PrefixFrom(p.dst.Addr(), max(p.dst.Bits()-step, 0)).Masked()
+		rules = s.rulesFor(part{p.src, wider})
 	}
-	return part
+	packet := thirdparty.Packet{Src: p.src, Dst: p.dst, SrcLocal: thirdparty.Perhaps}
+	s.parts[p] = rules.Restrict(packet, s.steps)
+	return s.parts[p]
 }
 
 func (s *survey) violations() []violation {
@@ -183,27 +194,41 @@ func (s *survey) violations() []violation {
 			s.about("all from "+e.Prefix.String(), policy.RangesOf(e.Prefix).Intersect(scope), all)
 		}
 	}
+	if *s.steps <= 0 {
+		s.noteAll()
+	}
 	return s.found
+}
+
+// noteAll adds all rules that may translate packets.
+func (s *survey) noteAll() {
+	all := thirdparty.Packet{Src: s.family.All(), Dst: s.family.All()}
+	rules, _ := againstExempt(all, s.rules.Judge(all, notBound))
+	for _, r := range rules {
+		s.note(r, "destinations", "there are too many rules and prefixes to examine each")
+	}
 }
 
 // about asks about packets from some sources to some destinations: those of pods through the interfaces of
 // routes, then through other interfaces, then those of other sources.
 func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
-	const questions = 20_000
-	search := &thirdparty.Search{Ask: s.againstExempt, Questions: questions}
+	search := &thirdparty.Search{Ask: s.againstExempt, Steps: s.steps}
 	search.By = thirdparty.Source | thirdparty.Destination
-	pods, unclear := sources.Intersect(s.knownPods()), "it depends on what is not known of packets"
-	if len(s.knownPods()) == 0 {
+	pods, unclear := sources.Intersect(s.pods), "it depends on what is not known of packets"
+	if len(s.pods) == 0 {
 		pods, search.By, unclear = sources, thirdparty.Destination, "no pod network is known"
 	}
 	var used, others []hop
 	for _, to := range prefixesOf(destinations) {
+		if !s.mayBeTranslated(sources, to) {
+			continue
+		}
 		for _, h := range s.routes.hops(to) {
 			if h.out == "" || isInterfaceOf(s.policy, h.out) {
 				used = append(used, h)
 			}
 		}
-		for _, out := range s.otherInterfaces() {
+		for _, out := range s.interfaces {
 			others = append(others, hop{to, out})
 		}
 	}
@@ -215,11 +240,19 @@ func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
 		}
 		s.note(r, exempt, doubt)
 	}
-	search.By = thirdparty.Destination
+	search.By, search.AnyAnswer = thirdparty.Destination, true
 	s.askMore(search, pods, others, exempt, "only packets through other interfaces can meet it")
 	if s.guard == nil || s.guard.Bound == nil { // which is about pods alone
 		s.askMore(search, sources, others, exempt, "its sources are not in a known pod network")
 	}
+}
+
+// mayBeTranslated reports whether a rule may translate packets to a prefix, through any interface. Mostly none
+// does.
+func (s *survey) mayBeTranslated(sources policy.Ranges, to netip.Prefix) bool {
+	search := &thirdparty.Search{Ask: s.againstExempt, Binds: notBound, Steps: s.steps}
+	s.askFrom(search, sources, thirdparty.Packet{Dst: to})
+	return len(search.Rules) > 0
 }
 
 // askMore asks about packets that may exist. The rules that are found by that alone are doubtful.
@@ -231,15 +264,15 @@ func (s *survey) askMore(search *thirdparty.Search, sources policy.Ranges, to []
 	}
 }
 
-// knownPods returns the pod networks of the family.
-func (s *survey) knownPods() policy.Ranges {
-	var known []netip.Prefix
-	for _, p := range s.pods {
-		if policy.FamilyOf(p.Addr()) == s.family {
-			known = append(known, p)
+// podsOf returns those of the networks that are of a family.
+func podsOf(f policy.Family, networks []netip.Prefix) policy.Ranges {
+	var of []netip.Prefix
+	for _, p := range networks {
+		if policy.FamilyOf(p.Addr()) == f {
+			of = append(of, p)
 		}
 	}
-	return policy.RangesOf(known...)
+	return policy.RangesOf(of...)
 }
 
 // isInterfaceOf reports whether packets through an interface are in the scope of a policy.
@@ -252,23 +285,24 @@ func isInterfaceOf(p policy.Policy, out string) bool {
 	return len(p.Interfaces.Value) == 0
 }
 
-// otherInterfaces returns the interfaces in scope, whether packets can leave through them or not; "" is any.
-func (s *survey) otherInterfaces() (names []string) {
-	if len(s.policy.Interfaces.Value) == 0 {
+// interfacesOf returns the interfaces in the scope of a policy, whether packets can leave through them or not;
+// "" is any.
+func (t *routingTable) interfacesOf(p policy.Policy) (names []string) {
+	if len(p.Interfaces.Value) == 0 {
 		return []string{""}
 	}
-	for _, pattern := range s.policy.Interfaces.Value {
+	for _, pattern := range p.Interfaces.Value {
 		if !strings.HasSuffix(pattern, "+") {
 			names = append(names, pattern)
 		}
 	}
-	for name := range s.routes.index {
-		if isInterfaceOf(s.policy, name) && !slices.Contains(names, name) {
+	for name := range t.index {
+		if isInterfaceOf(p, name) {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
-	return names
+	return slices.Compact(names)
 }
 
 // againstExempt is about packets that leave: none does to an address of the node.
@@ -284,6 +318,9 @@ func (s *survey) againstExempt(
 // ask asks about packets from some sources. What enforceExempt binds is asked about by itself.
 func (s *survey) ask(search *thirdparty.Search, sources policy.Ranges, to []hop) {
 	for _, h := range to {
+		if *s.steps <= 0 {
+			return
+		}
 		p := thirdparty.Packet{Dst: h.dst, Out: h.out, OutIndex: s.routes.index[h.out]}
 		search.Binds = notBound
 		if s.guard == nil || s.guard.Bound == nil {
@@ -304,7 +341,10 @@ func (s *survey) ask(search *thirdparty.Search, sources policy.Ranges, to []hop)
 
 func (s *survey) askFrom(search *thirdparty.Search, sources policy.Ranges, p thirdparty.Packet) {
 	for _, p.Src = range prefixesOf(sources) {
-		search.About(s.rulesFor(p.Dst), p)
+		if *s.steps <= 0 {
+			return
+		}
+		search.About(s.rulesFor(part{p.Src, p.Dst}), p)
 	}
 }
 

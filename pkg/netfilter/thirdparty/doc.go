@@ -11,6 +11,11 @@
 // where all of them agree. A walk over sets of packets was the alternative: it took conditions that it could
 // not represent for conditions that all packets meet, and a verdict map for a rule that does nothing.
 //
+// ipsets (-m set), which kube-proxy's mode ipvs, Calico and kube-router match in POSTROUTING, are perhaps.
+// Reading them was considered: a rule has only the number of a set, for which the kernel has a socket option
+// beside nfnetlink, the sets have thirty types, and they change without a new generation of the ruleset.
+// KUBE-LOOP-BACK would be perhaps all the same, as it has ports.
+//
 // Its invariant: it writes nothing, also not by reading (iptables-legacy creates a table that is asked for),
 // and no packet gets an outcome that its verdict does not have.
 package thirdparty

@@ -102,6 +102,7 @@ func TestJudgeIPTables(t *testing.T) {
 		{"accepted behind it", []string{":OURS -", "-A POSTROUTING -j OURS", "-A POSTROUTING -j ACCEPT"}, "owned"},
 		{"owned, says a comment", []string{":A -", "-A POSTROUTING -j A", "-A A -d 10.0.0.0/8 -j MASQUERADE",
 			"-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /state\""}, "owned"},
+		{"a policy", []string{":POSTROUTING DROP [0:0]", "-A POSTROUTING -d 11.0.0.0/8 -j ACCEPT"}, "-P POSTROUTING DROP"},
 		{"a comment", []string{`-A POSTROUTING -m comment --comment "kubenet: SNAT" -j MASQUERADE`}, `-A POSTROUTING -m comment --comment "kubenet: SNAT" -j MASQUERADE`},
 	} {
 		for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
@@ -185,6 +186,19 @@ chain c { type nat hook postrouting priority 300; meta mark 0x7 masquerade }
 		{"a mark of an earlier chain", `table ip x { chain f { type filter hook postrouting priority mangle; meta mark set 0x7 }
 chain c { ` + base + ` meta mark 0x7 masquerade }
 }`, "meta mark 0x00000007 masquerade"},
+		{"an address that is written", `table ip x { chain c { type filter hook postrouting priority mangle; ip saddr 10.244.0.5 ip saddr set 192.0.2.9 }
+}`, "ip saddr 10.244.0.5 ip saddr set 192.0.2.9 | untouched"},
+		{"an address that is written behind NAT", `table ip x { chain c { type filter hook postrouting priority 300; ip saddr set 192.0.2.9 }
+chain d { ` + base + ` masquerade }
+}`, "masquerade | ip saddr set 192.0.2.9"},
+		{"an address that is written before a condition", `table ip x { chain c { type filter hook postrouting priority mangle; ip saddr set 192.0.2.9 ip daddr 11.0.0.0/8 accept }
+}`, "ip saddr set 192.0.2.9 ip daddr 11.0.0.0/8 accept | untouched"},
+		{"another field that is written", `table ip x { chain c { type filter hook postrouting priority mangle; ip dscp set cs1; ip ttl set 64 }
+}`, "untouched"},
+		{"a map of verdicts that may continue", `table ip x { chain d { masquerade; }
+chain c { ` + base + ` meta l4proto vmap { tcp : jump d, udp : continue } 
+snat to 192.0.2.9 }
+}`, "masquerade | snat to 192.0.2.9"},
 		{"dormant", `table ip x { flags dormant; chain c { ` + base + ` masquerade }
 }`, "untouched"},
 		{"a policy", `table ip x { chain c { type nat hook postrouting priority srcnat; policy drop; ip daddr 11.0.0.0/8 accept }
@@ -226,6 +240,34 @@ func TestJudgeIPv6(t *testing.T) {
 	}
 }
 
+// TestPrefixTranslation has a target that translates without conntrack, in a table that has no NAT rules.
+func TestPrefixTranslation(t *testing.T) {
+	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
+		t.Run(variant, func(t *testing.T) {
+			isolate(t)
+			feed(t, "*mangle\n-A POSTROUTING -s fd00:1::/64 -j SNPT --src-pfx fd00:1::/64 --dst-pfx 2001:db8::/64\nCOMMIT\n", "ip6tables-"+variant+"-restore")
+			p := Packet{Src: netip.MustParsePrefix("fd00:1::5/128"), Dst: HostPrefix(netip.MustParseAddr("2001:db8::7")), Out: "eth0"}
+			assert.Equal(t, "answer", answer(ruleset(t, policy.IPv6).Judge(p, ownedBinds)), "-A POSTROUTING -s fd00:1::/64 -j SNPT | untouched")
+		})
+	}
+}
+
+// TestLocalSource has packets of the node itself: an address of another interface than the output interface is
+// of the type UNICAST for --limit-iface-out.
+func TestLocalSource(t *testing.T) {
+	const limited = "-A POSTROUTING -m addrtype --src-type UNICAST --limit-iface-out -j MASQUERADE"
+	for _, variant := range []string{netfilter.VariantNFT, netfilter.VariantLegacy} {
+		t.Run(variant, func(t *testing.T) {
+			isolate(t)
+			restore(t, policy.IPv4, variant, limited, "-A POSTROUTING -m addrtype --src-type UNICAST -j SNAT --to-source 192.0.2.9",
+				"-A POSTROUTING -m addrtype --src-type LOCAL -j ACCEPT", "-A POSTROUTING -j SNAT --to-source 192.0.2.8")
+			p := pod("10.9.9.9")
+			p.SrcLocal = Yes
+			assert.Equal(t, "answer", answer(ruleset(t, policy.IPv4).Judge(p, ownedBinds)), "-A POSTROUTING -m addrtype --src-type 0x2 -j MASQUERADE | untouched")
+		})
+	}
+}
+
 // threadTime returns the processor time of the thread, which isolate keeps for the test.
 func threadTime(t *testing.T) time.Duration {
 	t.Helper()
@@ -244,10 +286,11 @@ func TestSearch(t *testing.T) {
 	}
 	restore(t, policy.IPv4, netfilter.VariantNFT, lines...)
 	began := threadTime(t)
+	steps := 10_000_000
 	s := Search{
-		Binds: ownedBinds, By: Source | Destination, Questions: 1_000_000,
+		Binds: ownedBinds, By: Source | Destination, Steps: &steps,
 		Ask: func(p Packet, v Verdict) ([]*Rule, Answer) {
-			return v.Against(func(o Outcome) Answer { return o.TranslatesExempt(p.Src) })
+			return v.Against(func(o Outcome) Answer { return o.TranslatesExempt(p) })
 		},
 	}
 	s.About(ruleset(t, policy.IPv4), Packet{Src: netip.MustParsePrefix("10.244.0.0/24"), Dst: netip.MustParsePrefix("10.0.0.0/8"), Out: "eth0"})
@@ -259,7 +302,7 @@ func TestSearch(t *testing.T) {
 		}
 	}
 	assert.Equal(t, "rules", certain, 4000)
-	t.Logf("%v, %d questions", took, 1_000_000-s.Questions)
+	t.Logf("%v, %d steps", took, 10_000_000-steps)
 	if took > most {
 		t.Errorf("4000 rules took %v, want at most %v", took, most)
 	}

@@ -15,86 +15,31 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// bits is a value of which only the bits of a mask are known. Unknown bits are 0 in the value.
-type bits struct{ value, known []byte }
-
-func (b bits) isKnown() bool {
-	return !slices.ContainsFunc(b.known, func(m byte) bool { return m != 0xff })
-}
-
-// equals compares with a value of the same length.
-func (b bits) equals(other []byte) Answer {
-	known := true
-	for i := range other {
-		if (b.value[i]^other[i])&b.known[i] != 0 {
-			return No
-		}
-		known = known && b.known[i] == 0xff
-	}
-	if known {
-		return Yes
-	}
-	return Perhaps
-}
-
-// highest returns the value with all unknown bits set. The lowest one is that with none.
-func (b bits) highest() []byte {
-	highest := bytes.Clone(b.value)
-	for i, known := range b.known {
-		highest[i] |= ^known
-	}
-	return highest
-}
-
-// within reports whether the value is between two others, both included, as memcmp orders them.
-func (b bits) within(first, last []byte) Answer {
-	highest := b.highest()
-	switch {
-	case bytes.Compare(highest, first) < 0 || bytes.Compare(b.value, last) > 0:
-		return No
-	case bytes.Compare(b.value, first) >= 0 && bytes.Compare(highest, last) <= 0:
-		return Yes
-	}
-	return Perhaps
-}
-
-// mark is the mark of a packet.
-type mark struct{ value, known uint32 }
-
-// join returns what is known of a mark that is one of two.
-func (m mark) join(other mark) mark {
-	known := m.known & other.known &^ (m.value ^ other.value)
-	return mark{m.value & known, known}
-}
-
-// slots is the number of 4-byte parts of the registers of nf_tables.
-const slots = 16
-
-// origin says what a register holds that is compared in a way of its own.
-type origin uint8
-
-const (
-	fromSource origin = 1 << iota
-	fromDestination
-	outputName
-	notLocal // the type of an address that is not LOCAL
-)
-
 // machine runs the expressions of a rule as nf_tables does, with registers of which some bits are unknown. A
 // condition that depends on these is perhaps, and so is an expression that this package does not know: never
 // no.
 type machine struct {
-	family              policy.Family
-	packet              Packet
-	source, destination bits
-	mark                mark
+	family    policy.Family
+	packet    Packet
+	addresses bits // the source, and behind it the destination, as in the header
+	splits    Addresses
+	steps     int // rules that were evaluated, and elements of sets that were compared
 
-	value, known [4 * slots]byte
-	origins      [slots]origin
-
+	registers
+	mark    mark
 	matches Answer // whether the packet meets the conditions so far
-	past    way    // out of the rule, by a condition that is not met
-	splits  Addresses
+	ended   bool   // no further expression is evaluated
+	changes bool   // the rule may change the packet, also where a later condition is not met
+	passage passage
+}
+
+// passage is what a rule does with a packet.
+type passage struct {
+	ends     []effect // that are possible
+	at       way      // to these
+	past     way      // the rule
+	untracks bool     // the rule may keep the packet from connection tracking
+	rewrites bool     // the rule may write another address into the packet
 }
 
 // effect is an end that the evaluation of a rule can have.
@@ -105,33 +50,23 @@ type effect struct {
 }
 
 func newMachine(f policy.Family, p Packet) *machine {
-	return &machine{
-		family: f, packet: p,
-		source: addressBits(f, p.Src), destination: addressBits(f, p.Dst),
-	}
+	source, destination := addressBits(f, p.Src), addressBits(f, p.Dst)
+	return &machine{family: f, packet: p, addresses: source.followedBy(destination)}
 }
 
-// run evaluates a rule for a packet with a mark. It returns the ends that are possible, with m.mark as the
-// mark then, and the way past the rule. untracks tells that the rule may keep the packet from connection
-// tracking.
-func (m *machine) run(r *Rule, at mark) (effects []effect, past way, untracks bool) {
-	m.mark, m.matches, m.past = at, Yes, way{}
+// run evaluates a rule for a packet with a mark.
+func (m *machine) run(r *Rule, at mark) passage {
+	m.steps++
+	m.registers = registers{}
+	m.mark, m.matches, m.ended, m.changes, m.passage = at, Yes, false, false, passage{}
 	for _, e := range r.Exprs {
-		if d, is := e.(nfnetlink.MapLookup); is && d.Dreg == nfnetlink.VerdictRegister {
-			effects = m.verdicts(r, d)
-		} else if end := m.expression(r, e); end != (effect{}) {
-			effects = []effect{end}
-		}
-		if m.matches == No {
-			return nil, m.past, untracks
-		}
-		untracks = untracks || isUntracking(e)
-		if len(effects) > 0 {
-			return effects, m.past, untracks
+		m.expression(r, e)
+		if m.matches == No || m.ended {
+			return m.passage
 		}
 	}
-	m.past.join(way{true, m.mark})
-	return nil, m.past, untracks
+	m.passage.past.join(way{true, m.mark})
+	return m.passage
 }
 
 // and adds a condition of the rule. If it is not met for certain, the packet may continue behind the rule,
@@ -139,68 +74,49 @@ func (m *machine) run(r *Rule, at mark) (effects []effect, past way, untracks bo
 func (m *machine) and(a Answer) {
 	m.matches = min(m.matches, a)
 	if a != Yes {
-		m.past.join(way{true, m.mark})
+		m.passage.past.join(way{true, m.mark})
 	}
 }
 
-// slot returns the first slot of a register: 1 to 4 have 16 bytes each, from 8 on 4.
-func slot(r nfnetlink.Register) int {
-	n := int(r) - unix.NFT_REG32_00
-	if r <= unix.NFT_REG_4 {
-		n = 4 * (int(r) - 1)
-	}
-	return min(max(n, 0), slots-1)
+// mayEnd notes an end that the rule can have here.
+func (m *machine) mayEnd(e effect) {
+	m.passage.ends = append(m.passage.ends, e)
+	m.passage.at.join(way{true, m.mark})
 }
 
-// register returns the first bytes of a register, and notes that an answer may depend on them.
-func (m *machine) register(r nfnetlink.Register, size int) (b bits, from origin) {
-	at := 4 * slot(r)
-	end := min(at+size, len(m.value))
-	for i := slot(r); 4*i < end; i++ {
-		from |= m.origins[i]
-	}
-	return bits{m.value[at:end], m.known[at:end]}, from
+// end ends the rule.
+func (m *machine) end(e effect) {
+	m.mayEnd(e)
+	m.ended = true
 }
 
-// load sets a register and the rest of its last 4 bytes, which are 0.
-func (m *machine) load(r nfnetlink.Register, b bits, from origin) {
-	at := 4 * slot(r)
-	for i := range (len(b.value) + 3) &^ 3 {
-		if at+i == len(m.value) {
-			return
-		}
-		m.value[at+i], m.known[at+i] = 0, 0xff
-		if i < len(b.value) {
-			m.value[at+i], m.known[at+i] = b.value[i]&b.known[i], b.known[i]
-		}
-		m.origins[(at+i)/4] = from
+// mayDoAnything is what a rule may do of which nothing is known.
+func (m *machine) mayDoAnything() {
+	m.setMark(mark{})
+	m.registers = registers{}
+	m.and(Perhaps)
+	for _, code := range []nfnetlink.Statement{nfnetlink.DoAccept, nfnetlink.DoReturn, nfnetlink.DoSNAT} {
+		m.mayEnd(effect{code: code})
 	}
 }
 
-// forget makes a register unknown.
-func (m *machine) forget(r nfnetlink.Register, size int) {
-	m.load(r, bits{make([]byte, size), make([]byte, size)}, 0)
-}
+func (m *machine) setMark(to mark) { m.mark, m.changes = to, true }
 
-// loadNumber loads a number in this machine's byte order, as most keys of meta and ct are.
-func (m *machine) loadNumber(r nfnetlink.Register, n uint32, from origin) {
-	b := binary.NativeEndian.AppendUint32(nil, n)
-	m.load(r, bits{b, allKnown(4)}, from)
-}
+func (m *machine) untrack() { m.passage.untracks, m.changes = true, true }
 
-func allKnown(size int) []byte { return bytes.Repeat([]byte{0xff}, size) }
-
-// expression evaluates an expression, and returns the end of the rule if it is one.
-func (m *machine) expression(r *Rule, e nfnetlink.Expr) (end effect) {
+// expression evaluates an expression.
+func (m *machine) expression(r *Rule, e nfnetlink.Expr) {
 	switch e := e.(type) {
 	case nfnetlink.Payload:
 		m.payload(e)
+	case nfnetlink.SetPayload:
+		m.setPayload(e)
 	case nfnetlink.Meta:
 		m.meta(e)
 	case nfnetlink.SetMeta:
 		if e.Key == unix.NFT_META_MARK {
 			b, _ := m.register(e.Sreg, 4)
-			m.mark = mark{binary.NativeEndian.Uint32(b.value), binary.NativeEndian.Uint32(b.known)}
+			m.setMark(mark{binary.NativeEndian.Uint32(b.value), binary.NativeEndian.Uint32(b.known)})
 		}
 	case nfnetlink.CT:
 		m.connection(e)
@@ -222,23 +138,25 @@ func (m *machine) expression(r *Rule, e nfnetlink.Expr) (end effect) {
 	case nfnetlink.Lookup:
 		m.lookup(r, e)
 	case nfnetlink.MapLookup:
-		m.translate(r, e)
+		m.mapLookup(r, e)
 	case nfnetlink.Dynset:
 		m.and(Perhaps) // it ends the rule if the set is full
 	case nfnetlink.Match:
 		m.and(m.match(e))
 	case nfnetlink.Target:
-		return m.target(e)
+		m.target(e)
 	case nfnetlink.Verdict:
-		return m.verdict(e)
+		m.verdict(e)
 	case nfnetlink.Masq:
-		return effect{code: nfnetlink.DoMasq}
+		m.end(effect{code: nfnetlink.DoMasq})
 	case nfnetlink.NAT:
-		return m.nat(e)
+		m.nat(e)
+	case nfnetlink.Counter:
 	case nfnetlink.Unknown:
-		return m.unknown(e)
+		m.unknown(e)
+	default:
+		m.mayDoAnything()
 	}
-	return effect{}
 }
 
 // condition adds a comparison of a register of that origin.
@@ -262,64 +180,73 @@ func (m *machine) compare(e nfnetlink.Cmp) {
 		return
 	}
 	lowest, highest := make([]byte, len(e.Data)), allKnown(len(e.Data))
-	var a Answer
 	switch e.Op {
 	case nfnetlink.Equal, nfnetlink.NotEqual:
-		a = b.equals(e.Data)
-	case nfnetlink.Less, nfnetlink.GreaterOrEqual:
-		a = b.within(e.Data, highest)
+		a := b.equals(e.Data)
+		if isExcluded(from, e.Data) {
+			a = No
+		}
+		m.condition(a, e.Op == nfnetlink.NotEqual, from)
+	case nfnetlink.GreaterOrEqual:
+		m.condition(b.within(e.Data, highest), false, from)
+	case nfnetlink.Less:
+		m.condition(b.within(e.Data, highest), true, from)
+	case nfnetlink.LessOrEqual:
+		m.condition(b.within(lowest, e.Data), false, from)
+	case greater:
+		m.condition(b.within(lowest, e.Data), true, from)
 	default:
-		a = b.within(lowest, e.Data)
+		m.and(Perhaps)
 	}
-	if a == Perhaps && excluded(from, e.Data) {
-		a = No
-	}
-	m.condition(a, e.Op == nfnetlink.NotEqual || e.Op == nfnetlink.Less || e.Op == greater, from)
 }
 
 // greater is NFT_CMP_GT.
 const greater nfnetlink.CmpOp = unix.NFT_CMP_GT
 
-// excluded reports whether a register that is not known is known to differ: no packet leaves through lo for
-// an address that is not local, and the type of such an address is not LOCAL.
-func excluded(from origin, value []byte) bool {
-	switch {
-	case from&outputName != 0:
+// isExcluded reports whether a register is known not to have the value although none of its bits is known.
+// No packet leaves through lo for an address that is not local, and the type of such an address is not LOCAL.
+func isExcluded(from origin, value []byte) bool {
+	switch from {
+	case outputName:
 		return bytes.HasPrefix(value, []byte("lo\x00"))
-	case from&notLocal != 0:
+	case notLocal:
 		return len(value) == 4 && binary.NativeEndian.Uint32(value) == unix.RTN_LOCAL
 	}
 	return false
 }
 
+// addressesFrom returns the offset of the addresses in the header: that of the source, which comes first.
+func (m *machine) addressesFrom() uint32 {
+	return nfnetlink.LoadAddress(netfilter.LinkOf(m.family), nfnetlink.Source, 0).Offset
+}
+
 // payload loads bytes of the packet's header: only the addresses are known.
 func (m *machine) payload(e nfnetlink.Payload) {
-	size := uint32(len(m.source.value))
-	at := nfnetlink.LoadAddress(netfilter.LinkOf(m.family), nfnetlink.Source, e.Dreg).Offset
-	address, from := m.source, fromSource
-	if e.Offset >= at+size {
-		address, from, at = m.destination, fromDestination, at+size
-	}
-	isAddress := e.Base == unix.NFT_PAYLOAD_NETWORK_HEADER && e.Offset >= at && e.Offset+e.Len <= at+size
+	first, size := m.addressesFrom(), uint32(len(m.addresses.value))
+	isAddress := e.Base == unix.NFT_PAYLOAD_NETWORK_HEADER && e.Offset >= first && e.Offset+e.Len <= first+size
 	if !isAddress {
 		m.forget(e.Dreg, int(min(e.Len, 4*slots)))
 		return
 	}
-	start, end := e.Offset-at, e.Offset-at+e.Len
-	m.load(e.Dreg, bits{address.value[start:end], address.known[start:end]}, from)
+	start, end := e.Offset-first, e.Offset-first+e.Len
+	var from origin
+	if start < size/2 {
+		from |= fromSource
+	}
+	if end > size/2 {
+		from |= fromDestination
+	}
+	m.load(e.Dreg, bits{m.addresses.value[start:end], m.addresses.known[start:end]}, from)
 }
 
-// addressBits returns the bits of an address, of which those of a prefix are known.
-func addressBits(f policy.Family, p netip.Prefix) bits {
-	size := f.All().Addr().BitLen() / 8
-	b := bits{make([]byte, size), make([]byte, size)}
-	if p.IsValid() {
-		copy(b.value, p.Masked().Addr().AsSlice())
+// setPayload writes to the packet. An address that a rule writes is the packet's from then on, but what
+// becomes of such packets is not followed: the rule may translate the source, and no verdict is certain.
+func (m *machine) setPayload(e nfnetlink.SetPayload) {
+	first, size := m.addressesFrom(), uint32(len(m.addresses.value))
+	if e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || e.Offset+e.Len <= first || e.Offset >= first+size {
+		return
 	}
-	for i := range max(p.Bits(), 0) {
-		b.known[i/8] |= 0x80 >> (i % 8)
-	}
-	return b
+	m.passage.rewrites, m.changes = true, true
 }
 
 func (m *machine) meta(e nfnetlink.Meta) {
@@ -405,70 +332,102 @@ func (m *machine) byteorder(e nfnetlink.Byteorder) {
 		slices.Reverse(out.value[i : i+int(e.Size)])
 		slices.Reverse(out.known[i : i+int(e.Size)])
 	}
-	m.load(e.Dreg, out, from)
+	m.load(e.Dreg, out, from&(fromSource|fromDestination))
 }
 
-// forgetMark makes the mark unknown.
-func (m *machine) forgetMark() { m.mark = mark{} }
-
-func (m *machine) verdict(e nfnetlink.Verdict) effect {
-	switch e.Code {
-	case nfnetlink.Accept:
-		return effect{code: nfnetlink.DoAccept}
-	case nfnetlink.Drop:
-		return effect{code: nfnetlink.DoDrop}
-	case nfnetlink.Return:
-		return effect{code: nfnetlink.DoReturn}
-	case nfnetlink.Jump:
-		return effect{code: nfnetlink.DoJump, chain: e.Chain}
-	case nfnetlink.Goto:
-		return effect{code: nfnetlink.DoGoto, chain: e.Chain}
-	case nfnetlink.Continue:
-		return effect{}
+// verdict ends the rule with a verdict, unless that is to continue with the next expression.
+func (m *machine) verdict(v nfnetlink.Verdict) {
+	if v.Code == nfnetlink.Continue {
+		return
 	}
-	m.and(Perhaps) // a queue, whose program decides
-	m.forgetMark()
-	return effect{code: nfnetlink.DoAccept}
+	e, isKnown := effectOf(v)
+	if !isKnown {
+		m.mayDoAnything()
+		return
+	}
+	m.end(e)
+}
+
+// effectOf returns the effect of a verdict that is not to continue, if it is a known one.
+func effectOf(v nfnetlink.Verdict) (e effect, isKnown bool) {
+	e.chain = v.Chain
+	switch v.Code {
+	case nfnetlink.Accept:
+		e.code = nfnetlink.DoAccept
+	case nfnetlink.Drop:
+		e.code = nfnetlink.DoDrop
+	case nfnetlink.Return:
+		e.code = nfnetlink.DoReturn
+	case nfnetlink.Jump:
+		e.code = nfnetlink.DoJump
+	case nfnetlink.Goto:
+		e.code = nfnetlink.DoGoto
+	default:
+		return e, false
+	}
+	return e, true
 }
 
 // nat translates the source, the only address that is translated at the hook postrouting.
-func (m *machine) nat(e nfnetlink.NAT) effect {
+func (m *machine) nat(e nfnetlink.NAT) {
 	isOtherFamily := e.Family != unix.NFPROTO_INET && e.Family != uint32(netfilter.LinkOf(m.family))
 	if isOtherFamily {
-		return effect{} // it does nothing in a table of both families
+		return // it does nothing in a table of both families
 	}
 	end := effect{code: nfnetlink.DoSNAT}
-	single := e.AddrMax == 0 || e.AddrMax == e.AddrMin
-	if e.AddrMin == 0 || !single {
-		return end
+	isSingle := e.AddrMin != 0 && (e.AddrMax == 0 || e.AddrMax == e.AddrMin)
+	if isSingle {
+		end.to = m.translation(e.AddrMin)
 	}
-	b, from := m.register(e.AddrMin, m.family.All().Addr().BitLen()/8)
-	switch address, ok := netip.AddrFromSlice(b.value); {
-	case ok && b.isKnown():
-		end.to = HostPrefix(address)
-	case from == fromSource:
-		end.to = m.packet.Src
-	}
-	return end
+	m.end(end)
 }
 
-// unknown evaluates an expression that was not decoded: it may load any register, and end the rule.
-func (m *machine) unknown(e nfnetlink.Unknown) effect {
+// translation returns the address in a register, or the zero Prefix.
+func (m *machine) translation(r nfnetlink.Register) netip.Prefix {
+	b, from := m.register(r, m.family.All().Addr().BitLen()/8)
+	address, isAddress := netip.AddrFromSlice(b.value)
+	switch {
+	case isAddress && b.isKnown():
+		return HostPrefix(address)
+	case from == fromSource:
+		return m.packet.Src
+	}
+	return netip.Prefix{}
+}
+
+// unknown evaluates an expression that was not decoded.
+func (m *machine) unknown(e nfnetlink.Unknown) {
 	switch e.Kind {
-	case "log", "last", nfnetlink.NoTrack:
-		return effect{}
-	case "nat":
-		return effect{code: nfnetlink.DoSNAT}
-	case "masq":
-		return effect{code: nfnetlink.DoMasq}
-	case "meta": // it may set the mark
-		m.forgetMark()
+	case "log", "last", "dup": // the packet continues
+		return
+	case nfnetlink.NoTrack:
+		m.untrack()
+		return
 	}
 	m.and(Perhaps)
-	m.value, m.known, m.origins = [4 * slots]byte{}, [4 * slots]byte{}, [slots]origin{}
-	switch e.Kind {
-	case "queue", "reject", "synproxy", "tproxy", "immediate", "another verdict":
-		return effect{code: nfnetlink.DoAccept}
+	m.registers = registers{}
+	switch {
+	case slices.Contains(conditions(), e.Kind):
+	case e.Kind == "meta":
+		m.setMark(mark{})
+	case e.Kind == "nat":
+		m.mayEnd(effect{code: nfnetlink.DoSNAT})
+	case e.Kind == "masq":
+		m.mayEnd(effect{code: nfnetlink.DoMasq})
+	case e.Kind == "queue" || e.Kind == "reject" || e.Kind == "synproxy" || e.Kind == "tproxy":
+		m.setMark(mark{}) // programs that get packets from a queue are taken to leave their addresses alone
+		m.mayEnd(effect{code: nfnetlink.DoAccept})
+	default:
+		m.mayDoAnything()
 	}
-	return effect{}
+}
+
+// conditions are expressions that load registers, or end the rule without a verdict.
+func conditions() []string {
+	return []string{
+		"bitwise", "byteorder", "cmp", "connlimit", "counter", "ct", "dynset", "exthdr", "fib", "hash", "inner",
+		"limit", "match", "numgen", "objref", "osf", "payload", "quota", "range", "rt", "socket", "tunnel", "xfrm",
+		// of iptables-legacy
+		"fragment or type of service", "interface under an odd mask", "protocol 0",
+	}
 }

@@ -3,11 +3,13 @@
 package thirdparty
 
 import (
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -88,4 +90,55 @@ func TestOddRules(t *testing.T) {
 			t.Fatal("a verdict without an outcome")
 		}
 	})
+}
+
+// TestUndecoded has rules with expressions that are not known, before one that masquerades packets with the
+// mark 5. What they may do must not be left out, also where only rules that packets can meet are kept.
+func TestUndecoded(t *testing.T) {
+	mark := nfnetlink.Meta{Key: unix.NFT_META_MARK, Dreg: nfnetlink.Reg1}
+	isFive := nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg1, Data: []byte{5, 0, 0, 0}}
+	elsewhere := []nfnetlink.Expr{nfnetlink.LoadAddress(nfnetlink.IPv4, nfnetlink.Destination, nfnetlink.Reg1),
+		nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg1, Data: []byte{11, 0, 0, 1}}}
+	out := nfnetlink.Meta{Key: unix.NFT_META_OIFNAME, Dreg: nfnetlink.Reg1}
+	lo := []byte("lo\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00")
+	for _, tc := range []struct {
+		name  string
+		exprs []nfnetlink.Expr
+		want  []Fate
+	}{
+		{"a mark of an ipset", []nfnetlink.Expr{nfnetlink.Target{Xt: "SET", Rev: 3}}, []Fate{Masqueraded, Untouched}},
+		{"a mark, before a condition that is not met", append([]nfnetlink.Expr{nfnetlink.Unknown{Kind: "meta"}}, elsewhere...), []Fate{Masqueraded, Untouched}},
+		{"a mark that is known, before such a condition", append([]nfnetlink.Expr{nfnetlink.Immediate{Dreg: nfnetlink.Reg1, Data: []byte{5, 0, 0, 0}},
+			nfnetlink.SetMeta{Key: unix.NFT_META_MARK, Sreg: nfnetlink.Reg1}}, elsewhere...), []Fate{Masqueraded}},
+		{"behind a condition that is not met", append(elsewhere, nfnetlink.Unknown{Kind: "meta"}), []Fate{Untouched}},
+		{"a new translation", []nfnetlink.Expr{nfnetlink.Unknown{Kind: "fullcone"}}, []Fate{Masqueraded, Translated, Untouched}},
+		{"a new target", []nfnetlink.Expr{nfnetlink.Target{Xt: "FULLCONENAT"}}, []Fate{Masqueraded, Translated, Untouched}},
+		{"translation of another form", []nfnetlink.Expr{nfnetlink.Unknown{Kind: "nat"}}, []Fate{Translated, Untouched}},
+		{"a limit", []nfnetlink.Expr{nfnetlink.Unknown{Kind: "limit"}, nfnetlink.Verdict{Code: nfnetlink.Accept}}, []Fate{Untouched}},
+		{"a register that was not loaded", []nfnetlink.Expr{nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg2, Data: []byte{0}}, nfnetlink.Masq{}},
+			[]Fate{Masqueraded, Untouched}},
+		{"an unknown interface before lo", []nfnetlink.Expr{out, nfnetlink.Cmp{Op: nfnetlink.Less, Sreg: nfnetlink.Reg1, Data: lo}, nfnetlink.Masq{}},
+			[]Fate{Masqueraded, Untouched}},
+		{"the interface lo", []nfnetlink.Expr{out, nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg1, Data: lo}, nfnetlink.Masq{}}, []Fate{Untouched}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			place := Place{Backend: policy.NFTables, Family: policy.IPv4, Table: "x", Chain: "a"}
+			tab := newTable(place)
+			tab.chains["a"] = &chain{place: place, rules: []*Rule{{Place: place, Exprs: tc.exprs, table: tab},
+				{Place: place, Exprs: []nfnetlink.Expr{mark, isFive, nfnetlink.Masq{}}, table: tab}}}
+			rules := &Ruleset{family: policy.IPv4, hooks: []*baseChain{{table: tab, name: "a", isNAT: true, priority: 100}}}
+			p := pod("10.9.9.9")
+			p.Out, p.OutIndex = "", 0
+			fates := func(r *Ruleset) []Fate {
+				var all []Fate
+				for _, o := range r.Judge(p, ownedBinds).Outcomes {
+					all = append(all, o.Fate)
+				}
+				slices.Sort(all)
+				return all
+			}
+			assert.Equal(t, "fates", fates(rules), tc.want)
+			assert.Equal(t, "fates by the rules that are kept", fates(rules.Restrict(p, new(int))), tc.want)
+		})
+	}
 }

@@ -91,7 +91,8 @@ type Verdict struct {
 	// Splits tells for which of the packet's addresses an answer depends on a bit that is unknown.
 	Splits Addresses
 
-	seen map[Outcome]bool // of Outcomes
+	seen  map[Outcome]bool // of Outcomes
+	steps int              // that it took: rules and elements of sets
 }
 
 // Addresses is a set of the addresses of a packet.
@@ -158,11 +159,14 @@ func (v Verdict) Against(against func(Outcome) Answer) (rules []*Rule, a Answer)
 	return rules, Perhaps
 }
 
-// TranslatesExempt judges an outcome of a packet from the sources whose source address is to stay.
-func (o Outcome) TranslatesExempt(from netip.Prefix) Answer {
+// TranslatesExempt judges an outcome of a packet whose source address is to stay.
+func (o Outcome) TranslatesExempt(p Packet) Answer {
+	from := p.Src
 	switch {
 	case o.Fate == Untouched || o.Fate == Owned:
 		return No
+	case o.Fate == Masqueraded && p.SrcLocal == Yes:
+		return Perhaps // the kernel may choose the same address
 	case o.Fate != Translated:
 		return Yes
 	case o.To == from && from.IsSingleIP():

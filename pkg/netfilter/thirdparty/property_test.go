@@ -211,10 +211,11 @@ func TestSearchIsComplete(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := randomWorld(t)
 		rules := w.ruleset()
+		steps := 1_000_000
 		s := Search{
-			Binds: ownedBinds, By: Source | Destination, Questions: 1000,
+			Binds: ownedBinds, By: Source | Destination, Steps: &steps,
 			Ask: func(p Packet, v Verdict) ([]*Rule, Answer) {
-				return v.Against(func(o Outcome) Answer { return o.TranslatesExempt(p.Src) })
+				return v.Against(func(o Outcome) Answer { return o.TranslatesExempt(p) })
 			},
 		}
 		all := netip.PrefixFrom(address(0), 29)
@@ -222,7 +223,7 @@ func TestSearchIsComplete(t *testing.T) {
 		certain, possible := map[*Rule]bool{}, map[*Rule]bool{}
 		for i := range 64 {
 			p := Packet{Src: netip.PrefixFrom(address(i/8), 32), Dst: netip.PrefixFrom(address(i%8), 32)}
-			found, answer := rules.Judge(p, ownedBinds).Against(func(o Outcome) Answer { return o.TranslatesExempt(p.Src) })
+			found, answer := rules.Judge(p, ownedBinds).Against(func(o Outcome) Answer { return o.TranslatesExempt(p) })
 			for _, r := range found {
 				certain[r] = certain[r] || answer == Yes
 				possible[r] = true

@@ -2,10 +2,6 @@
 
 package thirdparty
 
-import (
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
-)
-
 // Search asks about all packets from a prefix to a prefix: about the whole, and about its halves where the
 // answer is not the same for all of it. Rules that no packet of a prefix meets are left out before its halves
 // are asked about, so a long list of rules costs little more than reading it.
@@ -16,12 +12,16 @@ type Search struct {
 	Ask func(Packet, Verdict) ([]*Rule, Answer)
 	// By is the addresses whose halves are asked about.
 	By Addresses
-	// Questions is how many may be asked. When none is left, the answers about whole prefixes count.
-	Questions int
+	// Steps is how many rules and elements of sets may be looked at, by all searches that share it. When none
+	// is left, the answers about whole prefixes count.
+	Steps *int
+	// AnyAnswer tells that it does not matter whether a rule is certain.
+	AnyAnswer bool
 
 	// Rules are those that were found for some of the packets.
 	Rules   []*Rule
 	certain map[*Rule]bool
+	doubts  map[*Rule]int // how many answers were not certain
 }
 
 // IsCertain reports whether one of Rules is certain for some of the packets.
@@ -29,29 +29,34 @@ func (s *Search) IsCertain(r *Rule) bool { return s.certain[r] }
 
 // About asks about packets, both of whose addresses are prefixes.
 func (s *Search) About(r *Ruleset, p Packet) {
-	s.Questions--
 	v := r.Judge(p, s.Binds)
+	*s.Steps -= v.steps
 	rules, answer := s.Ask(p, v)
+	if answer == No || s.areSettled(rules) {
+		return
+	}
 	parts := split(p, v.Splits&s.By)
 	isOne := answer == Yes && len(rules) == 1
-	isFinal := isOne || parts == nil || s.Questions <= 0
-	switch {
-	case answer == No || s.knows(rules):
-	case isFinal:
+	if isOne || parts == nil || *s.Steps <= 0 {
 		for _, rule := range rules {
 			s.note(rule, answer)
 		}
-	default:
-		rest := r.Restrict(p)
-		s.About(rest, parts[0])
-		s.About(rest, parts[1])
+		return
 	}
+	rest := r.Restrict(p, s.Steps)
+	s.About(rest, parts[0])
+	s.About(rest, parts[1])
 }
 
-// knows reports whether all of the rules are certain already.
-func (s *Search) knows(rules []*Rule) bool {
+// areSettled reports whether nothing more is asked about the rules: each is certain, or there were so many
+// answers that were not that another one will not be either. A rule about 60,000 addresses and a port has as
+// many.
+func (s *Search) areSettled(rules []*Rule) bool {
+	const enough = 32
 	for _, r := range rules {
-		if !s.certain[r] {
+		doubts := s.doubts[r]
+		isSettled := s.certain[r] || doubts >= enough || s.AnyAnswer && doubts > 0
+		if !isSettled {
 			return false
 		}
 	}
@@ -60,12 +65,16 @@ func (s *Search) knows(rules []*Rule) bool {
 
 func (s *Search) note(r *Rule, a Answer) {
 	if s.certain == nil {
-		s.certain = map[*Rule]bool{}
+		s.certain, s.doubts = map[*Rule]bool{}, map[*Rule]int{}
 	}
-	if _, known := s.certain[r]; !known {
+	if !s.certain[r] && s.doubts[r] == 0 {
 		s.Rules = append(s.Rules, r)
 	}
-	s.certain[r] = s.certain[r] || a == Yes
+	if a == Yes {
+		s.certain[r] = true
+	} else {
+		s.doubts[r]++
+	}
 }
 
 // split returns two packets that have the halves of the destination or source, nil if that is one address.
@@ -84,10 +93,11 @@ func split(p Packet, by Addresses) []Packet {
 	return []Packet{low, high}
 }
 
-// Restrict returns the ruleset without the rules that no such packet meets, whatever its mark is then.
-func (r *Ruleset) Restrict(p Packet) *Ruleset {
+// Restrict returns the ruleset without the rules that no such packet meets, whatever its mark is then. It takes
+// a step for each rule.
+func (r *Ruleset) Restrict(p Packet, steps *int) *Ruleset {
 	m := newMachine(r.family, p)
-	out := &Ruleset{family: r.family}
+	rest := &Ruleset{family: r.family}
 	tables := map[*table]*table{}
 	for _, b := range r.hooks {
 		t := tables[b.table]
@@ -97,9 +107,10 @@ func (r *Ruleset) Restrict(p Packet) *Ruleset {
 		}
 		part := *b
 		part.table = t
-		out.hooks = append(out.hooks, &part)
+		rest.hooks = append(rest.hooks, &part)
 	}
-	return out
+	*steps -= m.steps
+	return rest
 }
 
 // restrict leaves out chains without rules, too: packets return from them.
@@ -110,7 +121,7 @@ func (t *table) restrict(m *machine) *table {
 		part := &chain{place: c.place, owned: c.owned}
 		for _, r := range c.rules {
 			m.run(r, mark{})
-			if m.matches != No || r.setsMark() {
+			if m.matches != No || m.changes {
 				part.rules = append(part.rules, r)
 			}
 		}
@@ -119,14 +130,4 @@ func (t *table) restrict(m *machine) *table {
 		}
 	}
 	return &out
-}
-
-// setsMark reports whether the rule may change the mark before its last condition.
-func (r *Rule) setsMark() bool {
-	for _, e := range r.Exprs {
-		if _, is := e.(nfnetlink.SetMeta); is {
-			return true
-		}
-	}
-	return false
 }

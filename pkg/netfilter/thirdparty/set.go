@@ -16,7 +16,9 @@ type set struct {
 	nfnetlink.Contents
 	unreadable bool
 	// ranges are the elements that are not a concatenation with intervals, in ascending order.
-	ranges   []keyRange
+	ranges []keyRange
+	// fields are the elements that are one: each field of a key has a range of its own.
+	fields   []*nfnetlink.Element
 	catchAll *nfnetlink.Element
 }
 
@@ -38,7 +40,9 @@ func newSet(c nfnetlink.Contents) *set {
 			s.catchAll = e
 		case uint32(len(e.Key)) != s.KeyLen:
 			s.unreadable = true
-		case e.KeyEnd == nil:
+		case e.KeyEnd != nil:
+			s.fields = append(s.fields, e)
+		default:
 			keys = append(keys, e)
 		}
 	}
@@ -83,22 +87,45 @@ func before(key []byte) []byte {
 	return last
 }
 
-// find returns the elements that may have a key, and whether one of them has it.
-func (s *set) find(key bits) (found []*nfnetlink.Element, has Answer) {
+// canFind reports whether all elements that may have such a key are known.
+func (s *set) canFind(key bits) bool {
 	isDynamic := s.Flags&unix.NFT_SET_EVAL != 0 // packets add elements
 	isOfKeys := uint32(len(key.value)) == s.KeyLen
-	if s.unreadable || isDynamic || !isOfKeys {
+	return !s.unreadable && !isDynamic && isOfKeys
+}
+
+// has reports whether an element has a key.
+func (s *set) has(key bits) Answer {
+	if !s.canFind(key) {
+		return Perhaps
+	}
+	has := No
+	for _, r := range s.candidates(key) {
+		has = answerOf(r.element, r.has(key))
+		if has != No { // ranges are disjoint, so no other one is for all values that the key can have
+			break
+		}
+	}
+	for _, e := range s.fields {
+		has = max(has, answerOf(e, key.withinFields(s.Fields, e)))
+	}
+	if s.catchAll != nil {
+		has = max(has, answerOf(s.catchAll, Yes))
+	}
+	return has
+}
+
+// find returns the elements that may have a key, and whether one of them has it.
+func (s *set) find(key bits) (found []*nfnetlink.Element, has Answer) {
+	if !s.canFind(key) {
 		return nil, Perhaps
 	}
 	var l lookup
 	for _, r := range s.candidates(key) {
 		l.note(r.element, r.has(key))
 	}
-	for i := range s.Elements {
-		e := &s.Elements[i]
-		if e.KeyEnd != nil {
-			l.note(e, key.withinFields(s.Fields, e))
-		}
+	for _, e := range s.fields {
+		l.note(e, key.withinFields(s.Fields, e))
 	}
 	if l.has != Yes && s.catchAll != nil {
 		l.note(s.catchAll, Yes)
@@ -112,16 +139,21 @@ type lookup struct {
 	has   Answer
 }
 
-// note adds an element unless it does not have the key. One with a condition may refuse the packet.
+// note adds an element unless it does not have the key.
 func (l *lookup) note(e *nfnetlink.Element, has Answer) {
-	if has == No {
-		return
+	if has != No {
+		l.found = append(l.found, e)
+		l.has = max(l.has, answerOf(e, has))
 	}
+}
+
+// answerOf returns whether an element with the key lets the packet meet the rule: one with a condition may
+// refuse it.
+func answerOf(e *nfnetlink.Element, has Answer) Answer {
 	if e.Conditional {
-		has = Perhaps
+		return min(has, Perhaps)
 	}
-	l.found = append(l.found, e)
-	l.has = max(l.has, has)
+	return has
 }
 
 func (r keyRange) has(key bits) Answer {
@@ -133,13 +165,17 @@ func (r keyRange) has(key bits) Answer {
 
 // candidates returns the ranges that can have the key: those from its lowest value to its highest one.
 func (s *set) candidates(key bits) []keyRange {
-	lastOf := func(r keyRange, value []byte) int { return bytes.Compare(r.last, value) }
-	first, _ := slices.BinarySearchFunc(s.ranges, key.value, lastOf)
-	highest, end := key.highest(), first
-	for end < len(s.ranges) && bytes.Compare(s.ranges[end].first, highest) <= 0 {
-		end++
+	endsBefore := func(r keyRange, value []byte) int { return bytes.Compare(r.last, value) }
+	first, _ := slices.BinarySearchFunc(s.ranges, key.value, endsBefore)
+	highest := key.highest()
+	beginsBehind := func(r keyRange, value []byte) int {
+		if bytes.Compare(r.first, value) > 0 {
+			return 1
+		}
+		return -1
 	}
-	return s.ranges[first:end]
+	end, _ := slices.BinarySearchFunc(s.ranges, highest, beginsBehind)
+	return s.ranges[first:max(first, end)]
 }
 
 // withinFields compares each field of a concatenation, padded to 4 bytes.
@@ -160,59 +196,67 @@ func (b bits) withinFields(fields []int, e *nfnetlink.Element) Answer {
 func (m *machine) lookup(r *Rule, e nfnetlink.Lookup) {
 	s := r.set(e.Set)
 	key, from := m.register(e.Sreg, int(s.KeyLen))
-	_, has := s.find(key)
-	m.condition(has, e.Not, from)
+	m.steps += len(s.fields)
+	m.condition(s.has(key), e.Not, from)
 }
 
-// translate loads the value that a map has for a key: unknown, where several elements with other values may
-// have it.
-func (m *machine) translate(r *Rule, e nfnetlink.MapLookup) {
+// mapLookup loads the value that a map has for a key, or ends the rule with the verdict that it has.
+func (m *machine) mapLookup(r *Rule, e nfnetlink.MapLookup) {
 	s := r.set(e.Set)
 	key, from := m.register(e.Sreg, int(s.KeyLen))
 	found, has := s.find(key)
+	m.steps += len(s.fields) + len(found)
 	m.condition(has, false, from)
-	value := commonData(found)
-	if value == nil {
-		m.forget(e.Dreg, unix.IFNAMSIZ)
-		return
+	isVerdict := e.Dreg == nfnetlink.VerdictRegister
+	switch {
+	case isVerdict && len(found) == 0 && has == Perhaps: // it cannot be read
+		m.mayDoAnything()
+	case isVerdict:
+		m.verdicts(found)
+	default:
+		m.loadCommon(e.Dreg, found)
 	}
-	m.load(e.Dreg, bits{value, allKnown(len(value))}, 0)
 }
 
-// commonData returns the value that all elements have, nil if they have several or there are none.
-func commonData(elements []*nfnetlink.Element) []byte {
+// loadCommon loads the value that all elements have. If they have several, or none, it is unknown.
+func (m *machine) loadCommon(to nfnetlink.Register, elements []*nfnetlink.Element) {
+	m.forget(to, unix.IFNAMSIZ)
 	if len(elements) == 0 {
-		return nil
+		return
 	}
 	value := elements[0].Data
 	for _, e := range elements {
 		if !bytes.Equal(e.Data, value) {
-			return nil
+			return
 		}
 	}
-	return value
+	m.load(to, bits{value, allKnown(len(value))}, 0)
 }
 
-// verdicts returns the verdicts that a verdict map may have for a key, each once.
-func (m *machine) verdicts(r *Rule, e nfnetlink.MapLookup) (effects []effect) {
-	s := r.set(e.Set)
-	key, from := m.register(e.Sreg, int(s.KeyLen))
-	found, has := s.find(key)
-	m.condition(has, false, from)
-	if has == Perhaps && len(found) == 0 { // it cannot be read
-		m.forgetMark()
-		return []effect{{code: nfnetlink.DoAccept}, {code: nfnetlink.DoReturn}, {code: nfnetlink.DoSNAT}}
-	}
-	for _, element := range found {
-		if element.Verdict == nil {
+// verdicts ends the rule with the verdict of one of the elements, each verdict once. Unless all of them end
+// it, it may continue with the next expression.
+func (m *machine) verdicts(elements []*nfnetlink.Element) {
+	seen := map[effect]bool{}
+	allEnd := true
+	for _, element := range elements {
+		v := element.Verdict
+		if v != nil && v.Code == nfnetlink.Continue {
+			allEnd = false
 			continue
 		}
-		end := m.verdict(*element.Verdict)
-		if end == (effect{}) {
-			m.and(Perhaps)
-		} else if !slices.Contains(effects, end) {
-			effects = append(effects, end)
+		var e effect
+		isKnown := false
+		if v != nil {
+			e, isKnown = effectOf(*v)
+		}
+		switch {
+		case !isKnown:
+			m.mayDoAnything()
+			allEnd = false
+		case !seen[e]:
+			seen[e] = true
+			m.mayEnd(e)
 		}
 	}
-	return effects
+	m.ended = allEnd
 }

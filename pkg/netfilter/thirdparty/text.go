@@ -242,6 +242,9 @@ func (p *printer) inNFT(e nfnetlink.Expr) {
 		}
 	case nfnetlink.SetMeta:
 		p.add(metaName(e.Key), "set", p.operand(e.Sreg, 4))
+	case nfnetlink.SetPayload:
+		name := p.payload(nfnetlink.Payload{Base: e.Base, Offset: e.Offset, Len: e.Len})
+		p.add(name, "set", p.operand(e.Sreg, int(e.Len)))
 	case nfnetlink.Verdict:
 		p.add(verdictText(e))
 	case nfnetlink.Masq:

@@ -166,7 +166,7 @@ func (p *printer) addressType(option string, types uint16, inverted bool) {
 
 func (p *printer) target(e nfnetlink.Target) {
 	p.add("-j", plain(e.Xt))
-	if e.Xt == "CT" && isUntracking(e) {
+	if e.Xt == "CT" && e.IsNoTrack() {
 		p.add("--notrack")
 	}
 	if e.Xt != "SNAT" {

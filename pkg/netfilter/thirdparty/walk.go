@@ -16,9 +16,10 @@ type walk struct {
 	verdict Verdict
 
 	base     *baseChain
-	accepted way           // out of the base chain
-	asked    bool          // an owned chain of the base chain may have decided
-	known    map[visit]way // what is behind a chain
+	accepted way            // out of the base chain
+	asked    bool           // an owned chain of the base chain may have decided
+	known    map[visit]way  // what is behind a chain
+	visits   map[string]int // how many of each chain
 }
 
 // way is where a packet can get to, and its mark there.
@@ -45,18 +46,22 @@ type visit struct {
 
 // Judge tells what the rules do with a packet. Of an owned chain, binds tells whether it decides.
 func (r *Ruleset) Judge(p Packet, binds func(Place) Answer) Verdict {
+	const perQuestion = 4 // steps, beside those for rules
 	w := &walk{machine: newMachine(r.family, p), binds: binds}
+	w.steps = perQuestion
 	at := way{true, mark{p.Mark, math.MaxUint32}}
 	for _, group := range groupsOf(r.hooks) {
-		at = w.group(group, at)
-		if !at.isOpen {
-			break
+		switch {
+		case group[0].isBehindNAT(): // packets that are translated get there, too, whatever their mark is
+			w.group(group, way{isOpen: true})
+		case at.isOpen:
+			at = w.group(group, at)
 		}
 	}
 	if at.isOpen {
 		w.verdict.add(Outcome{Fate: Untouched})
 	}
-	w.verdict.Splits = w.splits
+	w.verdict.Splits, w.verdict.steps = w.splits, w.steps
 	return w.verdict
 }
 
@@ -112,7 +117,8 @@ func inOneTable(bases []*baseChain) bool {
 
 // baseChain follows the packet through a base chain.
 func (w *walk) baseChain(b *baseChain, at way) (behind way) {
-	w.base, w.accepted, w.asked, w.known = b, way{}, false, map[visit]way{}
+	w.base, w.accepted, w.asked = b, way{}, false
+	w.known, w.visits = map[visit]way{}, map[string]int{}
 	behind = w.chain(b.name, at.mark)
 	if behind.isOpen && b.drop != nil && b.isNAT {
 		w.verdict.add(Outcome{Fate: Dropped, Rule: b.drop})
@@ -134,21 +140,29 @@ func (w *walk) chain(name string, at mark) (back way) {
 	if c.owned {
 		return w.owned(c.place, at)
 	}
+	// Chains that jump twice and change the mark between double the number of marks with each further chain.
+	const mostMarks = 16
+	if w.visits[name] >= mostMarks {
+		at = mark{}
+	}
 	back, known := w.known[visit{name, at}]
 	if known {
 		return back
 	}
+	w.visits[name]++
 	w.known[visit{name, at}] = way{} // the kernel has no loops
 	next := way{true, at}
 	for _, r := range c.rules {
-		effects, past, untracks := w.run(r, next.mark)
-		if untracks {
+		does := w.run(r, next.mark)
+		next = does.past
+		if does.untracks {
 			w.verdict.Untrackers = addRule(w.verdict.Untrackers, r)
 		}
-		here := w.mark
-		next = past
-		for _, e := range effects {
-			w.follow(r, e, here, &next, &back)
+		if does.rewrites {
+			w.verdict.add(Outcome{Fate: Translated, Rule: r})
+		}
+		for _, e := range does.ends {
+			w.follow(r, e, does.at.mark, &next, &back)
 		}
 		if !next.isOpen {
 			break

@@ -57,7 +57,7 @@ func hasType(types uint16, isLocal Answer, ofAnyInterface, inverted bool) Answer
 		return Yes
 	case types == local && (ofAnyInterface || isLocal == No):
 		a = isLocal
-	case types&local == 0 && isLocal == Yes:
+	case types&local == 0 && isLocal == Yes && ofAnyInterface:
 		a = No
 	}
 	if inverted {
@@ -85,50 +85,39 @@ func isNew(flags, inverts, states uint16) Answer {
 	return a
 }
 
-// passing are targets after which a packet continues with the next rule, and which leave its mark alone.
+// passing are targets after which a packet continues with the next rule, and which leave its mark and its
+// addresses alone.
 func passing() []string {
 	return []string{
 		"LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "TCPMSS", "TCPOPTSTRIP", "DSCP", "TOS", "TTL", "HL", "ECN",
-		"CLASSIFY", "CHECKSUM", "CT", "NOTRACK", "SET", "SECMARK", "CONNSECMARK", "TEE", "RATEEST", "LED",
-		"IDLETIMER",
+		"CLASSIFY", "CHECKSUM", "SECMARK", "CONNSECMARK", "TEE", "RATEEST", "LED", "IDLETIMER",
 	}
 }
 
 // target evaluates a target of xtables.
-func (m *machine) target(e nfnetlink.Target) effect {
+func (m *machine) target(e nfnetlink.Target) {
 	switch {
 	case e.Xt == "MASQUERADE":
-		return effect{code: nfnetlink.DoMasq}
+		m.end(effect{code: nfnetlink.DoMasq})
 	case e.Xt == "NETMAP":
-		return effect{code: nfnetlink.DoSNAT}
+		m.end(effect{code: nfnetlink.DoSNAT})
 	case e.Xt == "SNAT":
 		d := nfnetlink.Decode(netfilter.LinkOf(m.family), nfnetlink.Rule{Exprs: []nfnetlink.Expr{e}}, nil)
-		return effect{code: nfnetlink.DoSNAT, to: HostPrefix(d.To.Address)}
+		m.end(effect{code: nfnetlink.DoSNAT, to: HostPrefix(d.To.Address)})
 	case e.Xt == "MARK" && e.Rev == 2 && len(e.Info) >= 8: // struct xt_mark_tginfo2: mark, mask
 		value, mask := binary.NativeEndian.Uint32(e.Info), binary.NativeEndian.Uint32(e.Info[4:])
 		known := m.mark.known | mask
-		m.mark = mark{(m.mark.value&^mask ^ value) & known, known}
-		return effect{}
+		m.setMark(mark{(m.mark.value&^mask ^ value) & known, known})
+	case e.Xt == "MARK" || e.Xt == "CONNMARK" || e.Xt == "HMARK" || e.Xt == "SET":
+		m.setMark(mark{}) // SET may take it from the ipset
+	case e.Xt == "CT" || e.Xt == "NOTRACK":
+		if e.IsNoTrack() {
+			m.untrack()
+		}
 	case slices.Contains(passing(), e.Xt):
-		return effect{}
-	case e.Xt == "MARK" || e.Xt == "CONNMARK" || e.Xt == "HMARK":
-		m.forgetMark()
-		return effect{}
+	case e.Xt == "NFQUEUE" || e.Xt == "REJECT" || e.Xt == "SYNPROXY" || e.Xt == "TPROXY":
+		m.unknown(nfnetlink.Unknown{Kind: "queue"})
+	default: // such as SNPT, which translates without conntrack
+		m.mayDoAnything()
 	}
-	m.forgetMark() // it may set it and let the packet continue
-	m.and(Perhaps)
-	return effect{code: nfnetlink.DoAccept}
-}
-
-// isUntracking reports whether an expression keeps the packet from connection tracking.
-func isUntracking(e nfnetlink.Expr) bool {
-	const noTrack = 1 // in struct xt_ct_target_info, and _v1
-	switch e := e.(type) {
-	case nfnetlink.Unknown:
-		return e.Kind == nfnetlink.NoTrack
-	case nfnetlink.Target:
-		isCT := e.Xt == "CT" && len(e.Info) >= 2
-		return e.Xt == "NOTRACK" || isCT && binary.NativeEndian.Uint16(e.Info)&noTrack != 0
-	}
-	return false
 }
