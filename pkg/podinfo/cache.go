@@ -38,13 +38,15 @@ type Cached struct {
 	Namespace, Name              string // of the pod, "" if they are not known
 	Addresses                    []netip.Addr
 	Config                       []byte // the configuration that the runtime had, mostly a conflist
+	NetNS                        string // the path of the pod's network namespace
 }
 
 // File returns the name of the file in the cache that an attachment has.
 func (c Cached) File() string { return c.Network + "-" + c.ContainerID + "-" + c.IfName }
 
-// InFileName returns the attachments that the name of a file may mean, without reading the file: a network
-// can have dashes in its name. Container IDs and interfaces of runtimes have none.
+// InFileName returns the attachments that the name of a file may mean, without reading the file. Networks and
+// container IDs can have dashes in their names, so each dash before the last one may end the network's name.
+// The last one is taken for the one before the interface.
 func InFileName(file string) []Cached {
 	last := strings.LastIndexByte(file, '-')
 	var all []Cached
@@ -110,10 +112,10 @@ func (e *UnreadableError) Error() string {
 // Unwrap implements what errors.As needs.
 func (e *UnreadableError) Unwrap() error { return e.Err }
 
-// ReadCached reads a file of a cache. Its network namespace says that it is of this boot. The time of the
-// file does not: the wall clock may have been set since. The error is ErrNoNetNS if that namespace has gone,
-// fs.ErrNotExist if the file has, and else an *UnreadableError. With the latter two the attachment is filled
-// in as far as it is known.
+// ReadCached reads a file of a cache. The attachment is of this boot if its network namespace exists. The time
+// of the file does not say so: the wall clock may have been set since. The error is ErrNoNetNS if that
+// namespace has gone, fs.ErrNotExist if the file has, and else an *UnreadableError. With ErrNoNetNS the
+// attachment is complete; with an *UnreadableError it has what is known, which may be nothing.
 func ReadCached(path string) (Cached, error) {
 	if link, err := os.Lstat(path); err == nil && !link.Mode().IsRegular() {
 		return Cached{}, &UnreadableError{Reason: irregular}
@@ -137,14 +139,15 @@ func ReadCached(path string) (Cached, error) {
 	if err != nil {
 		return c, &UnreadableError{incomplete, err}
 	}
-	return c, checkNetNS(netNS)
+	c.NetNS = netNS
+	return c, CheckNetNS(netNS)
 }
 
-// checkNetNS returns nil if there is a network namespace at a path. Only "does not exist" in a directory that
-// this process sees means that it has gone. Everything else says nothing about the pod: a path below /proc
-// names a process, whose number another process has later, and a container may lack the mount or the
-// permission.
-func checkNetNS(path string) error {
+// CheckNetNS returns nil if there is a network namespace at a path. The error is ErrNoNetNS if it has gone, and
+// else an *UnreadableError. Only "does not exist" in a directory that this process sees means that it has gone.
+// Everything else says nothing about the pod: a path below /proc names a process, whose number another process
+// has later, and a container may lack the mount or the permission.
+func CheckNetNS(path string) error {
 	path = filepath.Clean(path)
 	if strings.HasPrefix(path, "/proc/") {
 		return &UnreadableError{Reason: ofProcess}

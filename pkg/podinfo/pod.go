@@ -69,7 +69,8 @@ func isOfPod(interfaces []*types100.Interface, i int, ifName string) bool {
 	return 0 <= i && i < len(interfaces) && isPodInterface(interfaces[i], ifName)
 }
 
-// HasHostInterface reports whether a result has an interface of the host, such as the pod's end of a veth.
+// HasHostInterface reports whether a result has an interface of the host, such as the
+// host's end of a veth.
 func HasHostInterface(result types.Result) bool {
 	for _, i := range current(result).Interfaces {
 		if i != nil && i.Sandbox == "" {

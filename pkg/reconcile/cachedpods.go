@@ -19,20 +19,29 @@ import (
 // cachedPods records pods that started before the plugin entry was in the conflist, from the files of the
 // runtime's cache.
 type cachedPods struct {
-	networks []string                    // that have a plugin entry
-	seen     map[string]time.Time        // the files that were decided about, with their times
-	recorded map[string]store.Attachment // those that have a record
-	isRead   bool                        // recorded has all records that were on disk
-	fresh    bool                        // some may not be in the rules yet
+	conflists  []string                    // the name and the text of each one with a plugin entry, in turn
+	seen       map[string]time.Time        // the files that were decided about, with their times
+	recorded   map[string]store.Attachment // those that have a record
+	read       map[string]cachedFile       // what files said when they were read
+	unrecorded []UnrecordedPod             // as the last sync of the records found them
+	isRead     bool                        // recorded has all records that were on disk
+	fresh      bool                        // some may not be in the rules yet; a sync with all in its rules clears it
+}
+
+// cachedFile is what a file in the cache said when it was read. While the file has the same time, only the
+// network namespace is looked at again: to read and decode the files of 1,000 pods takes longer than to repair
+// the rules.
+type cachedFile struct {
+	written time.Time
+	pod     podinfo.Cached // without its addresses and its configuration
 }
 
 // cacheSync is the result of a sync of the records with the runtime's cache.
 type cacheSync struct {
 	// unwritten tells that the rules may be without these records: some changed, or a process before may have
 	// been killed between a record and its rules.
-	unwritten  bool
-	unrecorded []UnrecordedPod // that could not be recorded
-	warnings   []error
+	unwritten bool
+	warnings  []error
 }
 
 // UnrecordedPod is a pod of the runtime's cache without a record, so that it is in no namespace.
@@ -44,14 +53,14 @@ type UnrecordedPod struct {
 
 // CacheEvents tells which events of the runtime's cache concern syncs. It is for one goroutine.
 type CacheEvents struct {
-	node   *Node
-	before map[string]time.Time // the files without an ADD of the plugin
-	added  map[string]time.Time // those with one
+	node       *Node
+	withoutADD map[string]time.Time // the files whose attachment had no ADD of the plugin, with their times
+	withADD    map[string]time.Time // those whose attachment had one
 }
 
-// CacheEvents returns the events of the node's cache, none of which has been told.
+// CacheEvents returns the events of the node's cache. Concern reports all files at first.
 func (n *Node) CacheEvents() *CacheEvents {
-	return &CacheEvents{node: n, before: map[string]time.Time{}, added: map[string]time.Time{}}
+	return &CacheEvents{node: n, withoutADD: map[string]time.Time{}, withADD: map[string]time.Time{}}
 }
 
 // Concern reports whether a sync may have pods of the cache to record or to forget since the last call: files
@@ -64,23 +73,25 @@ func (c *CacheEvents) Concern() bool {
 	if err != nil {
 		return true // the sync reports it
 	}
-	others := map[string]time.Time{}
+	withoutADD := map[string]time.Time{}
 	for file, written := range files {
-		switch {
-		case c.added[file].Equal(written):
-		case !c.before[file].Equal(written) && c.node.hadADD(file):
-			c.added[file] = written
-		default:
-			others[file] = written
+		if c.withADD[file].Equal(written) {
+			continue
 		}
+		isNew := !c.withoutADD[file].Equal(written) // an ADD comes before its file
+		if isNew && c.node.hadADD(file) {
+			c.withADD[file] = written
+			continue
+		}
+		withoutADD[file] = written
 	}
-	for file := range c.added {
+	for file := range c.withADD {
 		if _, is := files[file]; !is {
-			delete(c.added, file)
+			delete(c.withADD, file)
 		}
 	}
-	changed := !maps.EqualFunc(c.before, others, time.Time.Equal)
-	c.before = others
+	changed := !maps.EqualFunc(c.withoutADD, withoutADD, time.Time.Equal)
+	c.withoutADD = withoutADD
 	return changed
 }
 
@@ -102,45 +113,61 @@ func attachmentOf(x podinfo.Cached) store.Attachment {
 
 // syncCachedPods records the pods of networks with a plugin entry that have no record, and forgets those
 // whose file or network namespace does not exist any more. A file that cannot be read, or a namespace, says
-// nothing about its pod: what is recorded stays, and what is not is reported. A file that was decided about
-// counts again after it is written again, or another network has an entry: a DEL of the plugin comes before
-// the runtime removes the file.
+// nothing about its pod: what is recorded stays, and what is not is reported. A DEL of the plugin removes the
+// record before the runtime removes the file. So that the pod is not recorded again, a file is decided about
+// once, and again only if it was written again, or another network has an entry.
 func (n *Node) syncCachedPods(src *Sources) (result cacheSync) {
 	c := n.cached
+	c.unrecorded = nil
 	files, err := n.readCache()
 	if files == nil {
 		return cacheSync{warnings: []error{err}}
 	}
-	wasFresh, changed := c.fresh, false
-	err = c.begin(n.Dir, src, files)
+	found, err := c.begin(n.Dir, src, files)
 	result.warnings = append(result.warnings, err)
 	forgot, warnings := n.forgetCachedPods(files)
 	result.warnings = append(result.warnings, warnings...)
+	changed := false
 	for _, file := range slices.Sorted(maps.Keys(files)) {
 		if c.seen[file].Equal(files[file]) {
 			continue
 		}
-		decision := n.decide(file, src)
-		if decision.record {
-			recorded, err := n.recordCached(file, decision.pod, files[file])
-			changed = changed || recorded
-			if err != nil {
-				const reason = "its record cannot be written"
-				decision.without = &UnrecordedPod{File: file, Reason: reason, Detail: err.Error()}
-			}
-		}
-		_, isRecorded := c.recorded[file]
-		switch {
-		case decision.without == nil && !decision.again:
-			c.seen[file] = files[file]
-		case decision.without != nil && !isRecorded: // it is tried again
-			result.unrecorded = append(result.unrecorded, *decision.without)
+		recorded, unrecorded := n.syncCachedFile(file, files[file], src)
+		changed = changed || recorded
+		if unrecorded != nil {
+			c.unrecorded = append(c.unrecorded, *unrecorded)
 		}
 	}
-	c.fresh = c.fresh || changed
-	becameFresh := c.fresh && !wasFresh
-	result.unwritten = changed || forgot || becameFresh
+	c.fresh = c.fresh || found || changed
+	result.unwritten = found || forgot || changed
 	return result
+}
+
+// syncCachedFile decides about a file, and records its pod if it is to be recorded. Otherwise it returns the
+// pod that has no record and should have one, which is tried again.
+func (n *Node) syncCachedFile(file string, written time.Time, src *Sources) (bool, *UnrecordedPod) {
+	c := n.cached
+	decision := n.decide(file, written, src)
+	if decision.again {
+		return false, nil
+	}
+	recorded := false
+	if decision.record {
+		var err error
+		recorded, err = n.recordCached(file, decision.pod, written)
+		if err != nil {
+			const reason = "its record cannot be written"
+			decision.without = &UnrecordedPod{File: file, Reason: reason, Detail: err.Error()}
+		}
+	}
+	if decision.without == nil {
+		c.seen[file] = written
+		return recorded, nil
+	}
+	if _, isRecorded := c.recorded[file]; isRecorded {
+		return recorded, nil // the record stays
+	}
+	return recorded, decision.without
 }
 
 // forgetCachedPods removes the records of pods that have gone, and returns whether it removed some. One that
@@ -159,11 +186,12 @@ func (n *Node) forgetCachedPods(files map[string]time.Time) (forgot bool, warnin
 		delete(c.recorded, file)
 		forgot = true
 	}
-	for file := range c.seen {
-		if _, is := files[file]; !is {
-			delete(c.seen, file)
-		}
+	isMissing := func(file string) bool {
+		_, is := files[file]
+		return !is
 	}
+	maps.DeleteFunc(c.seen, func(file string, _ time.Time) bool { return isMissing(file) })
+	maps.DeleteFunc(c.read, func(file string, _ cachedFile) bool { return isMissing(file) })
 	return forgot, warnings
 }
 
@@ -181,11 +209,40 @@ func (n *Node) readCache() (map[string]time.Time, error) {
 
 // hasGone reports whether a file does not exist any more, or its network namespace.
 func (n *Node) hasGone(file string, files map[string]time.Time) bool {
-	if _, is := files[file]; !is {
+	written, exists := files[file]
+	if !exists {
 		return true
 	}
-	_, err := podinfo.ReadCached(filepath.Join(n.CacheDir, file))
+	known := n.cached.read[file]
+	if known.written.Equal(written) {
+		return errors.Is(podinfo.CheckNetNS(known.pod.NetNS), podinfo.ErrNoNetNS)
+	}
+	_, err := n.readCached(file, written)
 	return errors.Is(err, podinfo.ErrNoNetNS)
+}
+
+// readCached reads a file of the cache, unless it was read already and its network namespace cannot be used: of
+// such a file the attachment and the network namespace are known, and the error is that of now.
+func (n *Node) readCached(file string, written time.Time) (podinfo.Cached, error) {
+	c := n.cached
+	known := c.read[file]
+	if known.written.Equal(written) {
+		err := podinfo.CheckNetNS(known.pod.NetNS)
+		if err != nil {
+			return known.pod, err
+		}
+	}
+	x, err := podinfo.ReadCached(filepath.Join(n.CacheDir, file))
+	if x.NetNS == "" {
+		return x, err
+	}
+	if c.read == nil {
+		c.read = map[string]cachedFile{}
+	}
+	pod := x
+	pod.Addresses, pod.Config = nil, nil
+	c.read[file] = cachedFile{written, pod}
+	return x, err
 }
 
 // cacheDecision is what becomes of a file in the cache. The zero value is that its pod is none of ip-masq's.
@@ -193,12 +250,12 @@ type cacheDecision struct {
 	record  bool
 	pod     podinfo.Cached // to record
 	without *UnrecordedPod // why the pod cannot be recorded
-	again   bool           // there is nothing to record now, but maybe later, although the file is the same
+	again   bool           // its network namespace or file is missing, maybe only for a moment
 }
 
-// decide decides about a file in the cache.
-func (n *Node) decide(file string, src *Sources) cacheDecision {
-	x, err := podinfo.ReadCached(filepath.Join(n.CacheDir, file))
+// decide decides about a file in the cache, which was written at a time.
+func (n *Node) decide(file string, written time.Time, src *Sources) cacheDecision {
+	x, err := n.readCached(file, written)
 	if errors.Is(err, podinfo.ErrNoNetNS) || errors.Is(err, fs.ErrNotExist) {
 		return cacheDecision{again: true}
 	}
@@ -206,8 +263,11 @@ func (n *Node) decide(file string, src *Sources) cacheDecision {
 	if network == "" {
 		network = networkInName(file, src.ConfDir)
 	}
+	if network == "" {
+		return cacheDecision{}
+	}
 	list := src.PluginFile.Conflist(src.ConfDir, network)
-	if network == "" || list == nil {
+	if list == nil {
 		return cacheDecision{}
 	}
 	without := &UnrecordedPod{File: file}
@@ -250,7 +310,7 @@ func (n *Node) UnrecordedPods(r *Report) (all []UnrecordedPod) {
 	files, err := n.readCache()
 	r.warn(err)
 	for _, file := range slices.Sorted(maps.Keys(files)) {
-		decision := n.decide(file, r.Sources)
+		decision := n.decide(file, files[file], r.Sources)
 		if decision.record {
 			decision.without = &UnrecordedPod{File: file, Reason: "no reconciler has recorded it"}
 		}
@@ -294,32 +354,33 @@ func DescribeUnrecorded(pods []UnrecordedPod) (lines []string) {
 }
 
 // begin makes the state that of the records on disk, and lets the files of all networks count again if others
-// have an entry. With an error there may be other records, which the next sync reads.
-func (c *cachedPods) begin(dir *store.Dir, src *Sources, files map[string]time.Time) (err error) {
+// have an entry. It reports whether it found records that were not known. With an error there may be other
+// records, which the next sync reads.
+func (c *cachedPods) begin(dir *store.Dir, src *Sources, files map[string]time.Time) (found bool, err error) {
 	if !c.isRead {
-		err = c.readRecords(dir, files)
+		found, err = c.readRecords(dir, files)
 		c.isRead = err == nil
 	}
-	var networks []string
+	var conflists []string
 	for _, list := range src.ConfDir.Conflists {
 		if len(list.Entries) > 0 {
-			networks = append(networks, list.Network, string(list.Doc))
+			conflists = append(conflists, list.Network, string(list.Doc))
 		}
 	}
-	if slices.Equal(networks, c.networks) {
-		return err
+	if slices.Equal(conflists, c.conflists) {
+		return found, err
 	}
-	c.networks = networks
+	c.conflists = conflists
 	for file := range c.seen {
 		if _, isRecorded := c.recorded[file]; !isRecorded {
 			delete(c.seen, file)
 		}
 	}
-	return err
+	return found, err
 }
 
-// readRecords adds the records on disk to those that are known.
-func (c *cachedPods) readRecords(dir *store.Dir, files map[string]time.Time) error {
+// readRecords adds the records on disk to those that are known, and reports whether there were others.
+func (c *cachedPods) readRecords(dir *store.Dir, files map[string]time.Time) (found bool, err error) {
 	if c.recorded == nil {
 		c.recorded, c.seen = map[string]store.Attachment{}, map[string]time.Time{}
 	}
@@ -333,10 +394,10 @@ func (c *cachedPods) readRecords(dir *store.Dir, files map[string]time.Time) err
 		if _, isKnown := c.recorded[file]; !isKnown {
 			c.recorded[file] = p.Attachment
 			c.seen[file] = files[file]
-			c.fresh = true
+			found = true
 		}
 	}
-	return err
+	return found, err
 }
 
 // recordCached records a pod. One that is recorded is replaced, as the runtime has written its file again.

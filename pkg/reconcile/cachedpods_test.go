@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
@@ -315,4 +316,61 @@ func TestUnreadableCache(t *testing.T) {
 	}
 	r = c.sync()
 	assert.Equal(t, "after their DELs", len(r.Unrecorded), 0)
+}
+
+// TestCachedFileIsReadOnce: of a file that was read, a sync looks at nothing but its network namespace until it
+// is written again.
+func TestCachedFileIsReadOnce(t *testing.T) {
+	c := newCache(t)
+	c.conflist("podnet", map[string]any{"nonMasqueradeNamespaces": []string{"prod"}})
+	written := time.Now().Add(-time.Minute)
+	write := func(id, address, netNS string) {
+		t.Helper()
+		there := c.netNS
+		c.netNS = netNS
+		c.add("podnet", id, "prod", address, "{}")
+		c.netNS = there
+		must(t, os.Chtimes(c.path("podnet", id), written, written))
+	}
+	gone := c.netNS + ".gone"
+	write("a", "10.1.0.5", c.netNS)
+	write("b", "10.1.0.6", gone)
+	c.holds("a pod, and one that has gone", "10.1.0.5")
+	write("a", "10.1.0.5", gone)
+	write("b", "10.1.0.6", c.netNS)
+	c.holds("other files with the same times", "10.1.0.5")
+	must(t, os.Symlink("/proc/self/ns/net", gone))
+	c.holds("the network namespace of the second one is there", "10.1.0.5", "10.1.0.6")
+	must(t, os.Remove(gone))
+	must(t, os.Chtimes(c.path("podnet", "a"), time.Time{}, time.Now()))
+	c.holds("the first file was written again", "10.1.0.6")
+}
+
+// TestRepairReadsNoCache: a sync that is made because rules changed does not read the runtime's cache, and one
+// that reads the files does.
+func TestRepairReadsNoCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCache(t)
+		c.conflist("podnet", map[string]any{"nonMasqueradeNamespaces": []string{"prod"}})
+		c.add("podnet", "a", "prod", "10.1.0.5", "{}")
+		netNS := c.netNS
+		c.netNS = "/proc/self/ns/net"
+		c.add("podnet", "unreadable", "prod", "10.1.0.9", "{}")
+		c.netNS = netNS
+		exempt := func(r *Report) int { return len(r.State.Record.Pods) }
+		l := c.run(func(*Loop) {})
+		l.until("pod", func(all []*Report) bool { return len(all) > 0 && exempt(last(all)) == 1 })
+		time.Sleep(time.Second)
+		c.add("podnet", "b", "prod", "10.1.0.6", "{}")
+		c.nft("flush", "chain", "ip", "ip-masq", "masq-IP-MASQ-AGENT")
+		l.rulesChanged(Writer{})
+		l.until("repair", func(all []*Report) bool { return last(all).Result == Repaired })
+		l.until("report", func(all []*Report) bool {
+			assert.Equal(t, "exempt after the repair", exempt(last(all)), 1)
+			assert.Equal(t, "pods without a record after the repair", len(last(all).Unrecorded), 1)
+			return true
+		})
+		l.FilesChanged()
+		l.until("second pod", func(all []*Report) bool { return exempt(last(all)) == 2 })
+	})
 }

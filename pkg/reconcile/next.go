@@ -200,7 +200,11 @@ func (s *state) intervalOver(now time.Time) bool { return !now.Before(s.last.nex
 
 // beginSync takes from the state what a sync needs, and what it is for.
 func (s *state) beginSync(now time.Time) syncOrder {
-	o := syncOrder{s.sources, s.last.report, s.retriesEarly(now), s.commits.touches, s.commits.writer}
+	o := syncOrder{
+		sources: s.sources, last: s.last.report,
+		isEarly: s.retriesEarly(now), isRead: !s.triggers.read.IsZero(),
+		touches: s.commits.touches, by: s.commits.writer,
+	}
 	s.triggers, s.commits.writer = triggers{}, Writer{}
 	s.addresses.Take(now)
 	return o

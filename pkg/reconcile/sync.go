@@ -34,12 +34,19 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 }
 
 // Sync enforces what the sources ask for. When everything is correct it only reads, without the lock.
-func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
+func (n *Node) Sync(ctx context.Context, src *Sources) *Report { return n.sync(ctx, src, true) }
+
+// sync is Sync. Without syncsCache it leaves the records of cached pods as they are: it comes because rules or
+// addresses changed, and a repair does not wait until the runtime's cache is read.
+func (n *Node) sync(ctx context.Context, src *Sources, syncsCache bool) *Report {
 	r := n.DryRun(ctx, src)
+	mayRecord := r.mayRecord()
 	var warnings []error
 	var cached cacheSync
-	if r.mayRecord() {
+	if mayRecord {
 		warnings = n.rememberEntries(r.State, src)
+	}
+	if mayRecord && syncsCache {
 		cached = n.syncCachedPods(src)
 		warnings = append(warnings, cached.warnings...)
 	}
@@ -55,7 +62,9 @@ func (n *Node) Sync(ctx context.Context, src *Sources) *Report {
 	if r.Rules != nil && r.Rules.PodsRecorded() {
 		n.cached.fresh = false
 	}
-	r.Unrecorded = cached.unrecorded
+	if mayRecord {
+		r.Unrecorded = n.cached.unrecorded
+	}
 	for _, w := range warnings {
 		r.warn(w)
 	}

@@ -105,6 +105,7 @@ type syncOrder struct {
 	sources *Sources
 	last    *Report // of the sync before
 	isEarly bool    // the one before failed, and only rules ask for this one
+	isRead  bool    // the sources were read for it, so the runtime's cache is read, too
 	touches int
 	by      Writer
 }
@@ -117,7 +118,7 @@ func (l *Loop) sync(ctx context.Context, o syncOrder) event {
 	if o.isEarly && l.Node.DryRun(ctx, o.sources).sameOutstanding(o.last) {
 		return notSynced{o.by}
 	}
-	r := l.Node.Sync(ctx, o.sources)
+	r := l.Node.sync(ctx, o.sources, o.isRead)
 	l.Node.AddADDProblems(r)
 	if ctx.Err() != nil { // it may have been interrupted
 		return notSynced{o.by}
