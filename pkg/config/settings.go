@@ -219,15 +219,16 @@ func (s *Settings) Set(key, text string) error {
 }
 
 func (s *Settings) set(d *Document, key, text string) {
-	for _, k := range s.keys() {
-		if k.Name != key {
-			continue
-		}
-		value, err := k.fromFlag(text)
-		if err != nil {
-			d.Fail(key, -1, text, err.Error())
-			continue
-		}
-		k.Read(d, key, value)
+	keys := s.keys()
+	i := slices.IndexFunc(keys, func(k Key) bool { return k.Name == key })
+	if i < 0 { // such as one of a newer reconciler, whose settings another program takes
+		d.Fail(key, -1, "", "is not a known key")
+		return
 	}
+	value, err := keys[i].fromFlag(text)
+	if err != nil {
+		d.Fail(key, -1, text, err.Error())
+		return
+	}
+	keys[i].Read(d, key, value)
 }

@@ -224,6 +224,7 @@ func TestSetField(t *testing.T) {
 		{key: "agent.cidrLimit", text: "0", mistake: "agent.cidrLimit: 0 is not a whole number from 1 to 1000000; write one"},
 		{key: "agent.cidrLimit", text: "1e2", mistake: "agent.cidrLimit: 1e2 is not a whole number; write one"},
 		{key: "agent.masqChain", text: "", mistake: "agent.masqChain: is empty; leave the key out for IP-MASQ-AGENT"},
+		{key: "agent.newKey", text: "1", mistake: "agent.newKey: is not a known key"},
 		{key: "conflist.manage", text: "true", want: func(s *Settings) { s.Conflist.Manage = true }},
 	} {
 		got, want := DefaultSettings(), DefaultSettings()
