@@ -306,32 +306,38 @@ func (r *installation) print(a *app) {
 	} else if r.BootUnit != "" {
 		say("the boot unit %s is already installed", policy.Printable(r.BootUnit))
 	}
-	e := r.Conflist
-	if e == nil {
-		return
+	if r.Conflist != nil {
+		printChange(a, *r.Conflist)
 	}
-	network, path := policy.Quote(e.Network), policy.Quote(e.Path)
+}
+
+// printChange prints what became of the plugin entry.
+func printChange(a *app, c conflist.Change) {
+	say := func(format string, args ...any) { fmt.Fprintf(a.out, format+"\n", args...) }
+	network, path := policy.Quote(c.Network), policy.Quote(c.Path)
 	switch {
-	case e.Wrote && e.Before == 0:
+	case c.Wrote && c.Before == 0:
 		say("inserted the plugin entry of network %s into %s", network, path)
-	case e.Wrote && e.Before == 1 && len(e.Replaced) > 0:
+	case c.Wrote && len(c.Replaced) > 0:
 		say("replaced the plugin entry of network %s in %s; changed: %s",
-			network, path, strings.Join(e.Replaced, ", "))
-	case e.Wrote && e.Before == 1:
+			network, path, strings.Join(c.Replaced, ", "))
+	case c.Wrote && c.Before == 1:
 		say("updated the generated conflist of network %s, %s, as the original has changed", network, path)
-	case e.Wrote:
-		say("removed duplicate plugin entries of network %s from %s", network, path)
-	case len(e.Differs) > 0:
-		say("the plugin entry of network %s in %s stays; it differs from the entry file in %s: "+
-			"install --replace replaces it", network, path, strings.Join(e.Differs, ", "))
-	default:
+	case !c.Wrote && len(c.Differs) == 0:
 		say("network %s in %s already has the plugin entry, which install does not change", network, path)
 	}
-	if e.Removed != "" {
-		say("removed %s, the copy that an earlier version made", policy.Quote(e.Removed))
+	if c.Wrote && c.Before > 1 {
+		say("removed duplicate plugin entries of network %s from %s", network, path)
 	}
-	if e.Backup != "" {
-		say("kept the previous text as %s", policy.Quote(e.Backup))
+	if len(c.Differs) > 0 {
+		say("the plugin entry of network %s in %s stays; it differs from the entry file in %s: "+
+			"install --replace replaces it", network, path, strings.Join(c.Differs, ", "))
+	}
+	if c.Removed != "" {
+		say("removed %s, the copy that an earlier version made", policy.Quote(c.Removed))
+	}
+	if c.Backup != "" {
+		say("kept the previous text as %s", policy.Quote(c.Backup))
 	}
 }
 

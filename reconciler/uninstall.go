@@ -125,14 +125,12 @@ func (u *uninstallation) step(ctx context.Context) error {
 	done, err := todo.Step(ctx)
 	for _, c := range done.Conflists {
 		u.Conflists = append(u.Conflists, editedConflist{c.Network, c.Path})
-		if c.Stays != "" {
-			u.Warnings = append(u.Warnings, c.Stays)
-		}
 		if c.BackupErr != nil {
 			u.Warnings = append(u.Warnings, fmt.Sprintf("no backup is kept in the data dir, so it is %s: %v",
 				policy.Printable(c.Backup), c.BackupErr))
 		}
 	}
+	u.Warnings = append(u.Warnings, done.Stays...)
 	u.Plugins = append(u.Plugins, done.Binaries...)
 	u.Attached, u.References = done.Attached, done.References
 	return remedied(errors.Join(err, lock.Release()))

@@ -134,6 +134,36 @@ func TestGeneratedListOfSomebodyElse(t *testing.T) {
 	})
 }
 
+// TestGeneratedListWithAnotherPlugin: while the other file is as it was, a list to which another program added its plugin
+// is no finding, and none says that the file has changed. What stays in use is named when the entries are removed.
+func TestGeneratedListWithAnotherPlugin(t *testing.T) {
+	const made = "net.d/10-x-made-by-ip-masq.conflist"
+	text := madeOf(t, single, bareEntry)
+	plugin := strings.TrimSpace(single)
+	for name, edit := range map[string]string{
+		"first, without the entry": strings.Replace(without(t, text), plugin, `{"type":"istio-cni"},`+plugin, 1),
+		"last":                     strings.Replace(text, bareEntry, bareEntry+`,{"type":"istio-cni"}`, 1),
+		"a changed plugin":         strings.Replace(text, `"ptp"`, `"ptp","mtu":1400`, 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				k := manage(t)
+				k.write("net.d/10-x.conf", single)
+				k.sync()
+				k.write(made, edit)
+				f := k.GeneratedFinding()
+				if isPlugin := name == "a changed plugin"; isPlugin != (f != nil) || isPlugin && strings.Contains(f.Message, "which has changed") {
+					t.Error(f)
+				}
+				changes, err := k.Remove()
+				if err != nil || len(changes) != 1 || !strings.Contains(changes[0].Stays, "stays") {
+					t.Errorf("%+v %v", changes, err)
+				}
+			})
+		})
+	}
+}
+
 // TestTakenName: where an administrator's file has the name of the list that is to be generated, the error says so.
 func TestTakenName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

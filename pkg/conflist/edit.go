@@ -27,15 +27,16 @@ type Editor struct {
 	Replace    bool   // an entry that is there, too
 	RecordPath string // the file about what was inserted; "" for none
 	CopyRecord string // the file about the copy of a conflist that an earlier version made; "" for none
-	// Backups creates the directory for backups and returns its path; if it is nil, no backup is kept. Where
-	// none can be kept there, it is kept beside the file: without a backup no file is changed.
+	// Backups creates the directory for backups and returns its path. Where no backup can be kept there, it is
+	// kept beside the file: without a backup no file is changed. nil keeps no backups; with a RecordPath or a
+	// CopyRecord it must be set, as it creates the dataDir.
 	Backups func() (string, error)
 	// Keep lists the base names of generated lists to which Multus delegates: Remove keeps the files.
 	Keep []string
 	// Check returns why the plugin would refuse every entry in a network; nil accepts all.
 	Check func(network string) error
 	// Ask returns why ADDs would fail with the entry of a conflist; nil accepts all. It is called before a
-	// replacement.
+	// replacement, and before another entry than the last good one is inserted.
 	Ask func(ctx context.Context, list config.Conflist) error
 }
 
@@ -130,11 +131,11 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 			return c, err
 		}
 	}
-	entry, have := e.Entry, n.entryText()
-	if have != nil && !e.Replace {
-		entry = have
+	entry := e.Entry
+	if e.keeps(n) {
+		entry = n.entryText()
 	}
-	isReplaced := e.Replace && len(differences(have, entry)) > 0
+	isReplaced := e.Replace && len(differences(n.entryText(), entry)) > 0
 	path, now, err := n.with(entry, isReplaced)
 	if err != nil {
 		return c, err
@@ -142,6 +143,9 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 	c.Path = path
 	return e.writeEntry(ctx, c, n, n.Path, was, now)
 }
+
+// keeps reports whether a network's file keeps the entry that it has, the first of several.
+func (e Editor) keeps(n Network) bool { return n.entryText() != nil && !e.Replace }
 
 // with returns the text of the network's file with an entry, and the path of the file.
 func (n Network) with(entry []byte, replace bool) (path string, text []byte, err error) {
@@ -164,7 +168,8 @@ func (n Network) with(entry []byte, replace bool) (path string, text []byte, err
 	return n.Path, text, err
 }
 
-// writeEntry writes the file of a network, and records the entry: while it replaces one, both.
+// writeEntry writes the file of a network and records the entry. Before it replaces an entry it records the
+// old one and the new one, so that after a process was killed in between either counts as ip-masq's.
 func (e Editor) writeEntry(
 	ctx context.Context, c Change, n Network, model string, was, now []byte,
 ) (Change, error) {
@@ -175,8 +180,7 @@ func (e Editor) writeEntry(
 		Generated: n.Generated || !n.Conflist.IsList(),
 		Conflist:  config.ParseConflist(c.Path, now),
 	}
-	stays := have != nil && (!e.Replace || n.Entries > 1)
-	if stays {
+	if e.keeps(n) {
 		return e.writeAround(ctx, c, written, have, model, was, now)
 	}
 	if have != nil && len(differs) > 0 {
@@ -241,7 +245,7 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 
 // Remove removes the plugin entries of all networks, the generated lists and the copy that an earlier version
 // made. It goes on after an error, and returns the changes beside the errors: a file that does not parse may
-// have an entry.
+// have an entry. Among the changes are those of lists that stay, written or not.
 func (e Editor) Remove() ([]Change, error) {
 	var changes []Change
 	err := errChanged
@@ -266,7 +270,7 @@ func (e Editor) remove() ([]Change, error) {
 	for _, list := range dir.Conflists {
 		c, err := e.removeFrom(list)
 		errs = append(errs, err)
-		if c.Wrote {
+		if c.Wrote || c.Stays != "" {
 			changes = append(changes, c)
 		}
 	}

@@ -3,6 +3,7 @@
 package conflist
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"os"
@@ -127,6 +128,41 @@ func TestInsertOnlyWhatThePluginAccepts(t *testing.T) {
 	p.Network = "b"
 	if c, err := p.Insert(t.Context()); err != nil || !c.Wrote {
 		t.Error(c, err)
+	}
+}
+
+// TestReplaceOneOfSeveral: a replacement leaves the new entry alone, however many there were, and the program that asks
+// whether pods would start with it sees that list.
+func TestReplaceOneOfSeveral(t *testing.T) {
+	const first, second, now = `{"type":"ip-masq","cidrLimit":1}`, `{"type":"ip-masq","cidrLimit":2}`, `{"type":"ip-masq","cidrLimit":3}`
+	const mesh = `{"type":"istio-cni"}`
+	for name, c := range map[string]struct {
+		plugins []string
+		differs bool
+		want    string
+	}{
+		"side by side":        {[]string{first, second}, true, listWith("a", now)},
+		"with one in between": {[]string{first, mesh, second}, true, listWith("a", now, mesh)},
+		"three":               {[]string{first, second, mesh, first}, true, listWith("a", now, mesh)},
+		"one is right":        {[]string{now, mesh, second}, false, listWith("a", now, mesh)},
+		"the last is right":   {[]string{first, mesh, now}, true, listWith("a", now, mesh)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := dirWith(t, map[string]string{"1.conflist": listWith("a", c.plugins...)})
+			var asked []string
+			e := Editor{Dir: dir, Entry: []byte(now), FromFile: true, Replace: true, Ask: func(_ context.Context, list config.Conflist) error {
+				asked = append(asked, string(list.Doc))
+				return nil
+			}}
+			change, err := e.Insert(t.Context())
+			if err != nil || !change.Wrote || (len(change.Replaced) > 0) != c.differs {
+				t.Errorf("%+v %v", change, err)
+			}
+			assert.Equal(t, "files", filesOf(t, dir), map[string]string{"1.conflist": c.want})
+			if c.differs {
+				assert.Equal(t, "asked", asked, []string{c.want})
+			}
+		})
 	}
 }
 

@@ -154,8 +154,19 @@ func divergence(list config.Conflist, record entryRecord) string {
 			policy.Printable(list.File))
 	}
 	doc, _, err := safefile.ReadFile(from, maxSize)
-	if err != nil || len(differences(doc, list.Plugins[0])) == 0 {
+	conf := config.ParseConflist(from, doc)
+	if cmp.Or(err, conf.Err) != nil {
 		return ""
+	}
+	for _, plugin := range list.Plugins {
+		if len(differences(doc, plugin)) == 0 {
+			return ""
+		}
+	}
+	made := generatedDigest(config.ParseConflist(list.File, listOfSingle(conf)))
+	if made == record.Generated[list.File] {
+		return fmt.Sprintf("%s was made of %s, and another program has changed that plugin in the list",
+			policy.Printable(list.File), policy.Printable(from))
 	}
 	return fmt.Sprintf("%s was made of %s, which has changed, and another program has changed the list",
 		policy.Printable(list.File), policy.Printable(from))

@@ -193,8 +193,10 @@ func (m *Manager) insert(ctx context.Context, n Network, s *Status) error {
 	m.attempt = attempt{at: began, wait: minWait, file: c.Path}
 	s.Present = true
 	m.noteFile(c.Path)
-	if c.Wrote {
+	if c.Wrote && n.Entries == 0 {
 		s.Inserted = 1
+	}
+	if c.Wrote {
 		m.logInserted(ctx, n, c, isMoved)
 		m.noteChange(c, s)
 	}

@@ -478,6 +478,7 @@ func TestManagerFollowsAConf(t *testing.T) {
 			t.Errorf("%v %s", err, doc)
 		}
 		k.logged(1, "updated the conflist")
+		assert.Equal(t, "insertions", k.writes, 1)
 		k.remove("net.d/10-x.conf")
 		k.after(minWait, "waiting for")
 		if _, err := os.Stat(k.path("net.d/10-x-made-by-ip-masq.conflist")); !os.IsNotExist(err) {

@@ -4,7 +4,6 @@ package conflist
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,22 +38,26 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	if err := written.Err(); err != nil {
 		return err
 	}
-	switch string(written.Value("type")) {
-	case `"` + config.PluginType + `"`:
-	case "":
+	kind := string(written.Value("type"))
+	if kind == "" {
 		return fmt.Errorf(`type: is missing; write "type": %q`, config.PluginType)
-	default:
+	}
+	if kind != `"`+config.PluginType+`"` {
 		return fmt.Errorf("type: must be %q", config.PluginType)
 	}
-	handed, err := config.NetconfInList(entry, network, cniVersion)
-	if err = cmp.Or(config.ParseConflist("", entry).Err, err); err == nil { // runtimes read it first
-		_, err = handed.Entry()
+	if err := config.ParseConflist("", entry).Err; err != nil { // runtimes read it first
+		return err
 	}
+	handed, err := config.NetconfInList(entry, network, cniVersion)
+	if err != nil {
+		return err
+	}
+	_, err = handed.Entry()
 	return err
 }
 
 // setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry
-// that is there stays, unless it is to be replaced; of several, the first stays. All other bytes stay. A
+// that is there stays, unless it is to be replaced; of several, the others are removed. All other bytes stay. A
 // single plugin's configuration becomes a list. Text is inserted and cut, and nothing is formatted: a program
 // that decodes and encodes the file would change numbers beyond float64, the order of keys, and what people
 // read.
@@ -113,27 +116,31 @@ func withoutEntries(list config.Conflist) ([]byte, error) {
 	return remove(list.Doc, plugins, list.Entries), nil
 }
 
-// withEntry returns the text with one entry: the first that is there, or the given one.
+// withEntry returns the text with one entry, in the place of the first that is there, or behind the last
+// plugin.
 func withEntry(list config.Conflist, entry []byte, replace bool) ([]byte, error) {
-	if len(list.Entries) == 1 && !replace {
+	had := len(list.Entries)
+	if had == 1 && !replace {
 		return list.Doc, nil
 	}
 	plugins, err := pluginSpans(list)
 	if err != nil {
 		return nil, err
 	}
-	if len(list.Entries) > 1 {
+	if had > 0 && !replace {
 		return remove(list.Doc, plugins, list.Entries[1:]), nil
 	}
 	if err := checkEntry(entry, list.Network, list.CNIVersion); err != nil {
 		return nil, fmt.Errorf("the plugin entry for %s: %w", policy.Printable(list.File), err)
 	}
-	if len(list.Entries) == 0 {
+	if had == 0 {
 		return insert(list.Doc, plugins, entry), nil
 	}
+	// The others are behind the first, whose place in the text stays.
+	text := remove(list.Doc, plugins, list.Entries[1:])
 	at := plugins[list.Entries[0].Index]
-	now := indented(entry, spaceBefore(list.Doc, at))
-	return slices.Concat(list.Doc[:at.from], now, list.Doc[at.to:]), nil
+	now := indented(entry, spaceBefore(text, at))
+	return slices.Concat(text[:at.from], now, text[at.to:]), nil
 }
 
 // pluginSpans returns where each plugin stands in the text of a list. A search for the text of a plugin would

@@ -37,8 +37,9 @@ type Uninstall struct {
 
 // Uninstalled is what one Step removed.
 type Uninstalled struct {
-	Conflists []conflist.Change
-	Binaries  []string // paths
+	Conflists []conflist.Change // that were written
+	Stays     []string          // what is to be known of generated lists that stay
+	Binaries  []string          // paths
 	// Attached and References are why the plugin stays, or would stay without NoWait.
 	Attached   []CachedResult
 	References []string // paths
@@ -153,13 +154,24 @@ func (u Uninstall) removeEntries(done *Uninstalled) error {
 	for _, dir := range u.Conf {
 		e.Dir = dir
 		changes, err := e.Remove()
-		done.Conflists = append(done.Conflists, changes...)
+		done.note(changes)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove the plugin entry from the conflists in %s: %w; "+
 				"the plugin, rules and state stay until then", policy.Printable(dir), err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (done *Uninstalled) note(changes []conflist.Change) {
+	for _, c := range changes {
+		if c.Wrote {
+			done.Conflists = append(done.Conflists, c)
+		}
+		if c.Stays != "" && !slices.Contains(done.Stays, c.Stays) {
+			done.Stays = append(done.Stays, c.Stays)
+		}
+	}
 }
 
 const (

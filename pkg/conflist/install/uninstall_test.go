@@ -171,6 +171,25 @@ func TestUninstallEverywhere(t *testing.T) {
 	assert.Equal(t, "conflist", content(t, list), conf("bridge"))
 }
 
+// TestUninstallNamesWhatStays: a generated list that another program has changed stays, and is named once, also if it
+// has no entry any more.
+func TestUninstallNamesWhatStays(t *testing.T) {
+	u, _, _, _ := life(t)
+	single := filepath.Join(u.Conf[0], "40-s.conf")
+	write(t, single, `{"cniVersion":"1.0.0","name":"s","type":"ptp"}`, 0o644)
+	e := u.Editor
+	e.Dir, e.Network, e.Entry, e.RecordPath = u.Conf[0], "s", []byte(`{"type":"ip-masq"}`), filepath.Join(t.TempDir(), "record")
+	e.Backups = func() (string, error) { return filepath.Dir(e.RecordPath), nil }
+	c, err := e.Insert(t.Context())
+	assert.NoError(t, err)
+	write(t, c.Path, `{"cniVersion":"1.0.0","name":"s","plugins":[{"type":"first"},{"type":"ptp"}]}`, 0o644)
+	u.Editor.RecordPath, u.Editor.Backups = e.RecordPath, e.Backups
+	done, err := u.Step(t.Context())
+	if err != nil || len(done.Conflists) != 2 || len(done.Stays) != 1 || !strings.HasPrefix(done.Stays[0], c.Path+" stays") {
+		t.Errorf("%+v %v", done, err)
+	}
+}
+
 // TestUninstallWithoutBackup: an entry that is to go goes, and what it was cannot
 // be backed up is reported.
 func TestUninstallWithoutBackup(t *testing.T) {
