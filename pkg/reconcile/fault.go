@@ -85,6 +85,8 @@ type Problem struct {
 	Chain   string          `json:"chain,omitempty"` // of a problem with rules or a conflict
 	Err     error           `json:"-"`
 	Waiting bool            `json:"-"` // for something that is expected to come by itself
+
+	isBesideRules bool // the rules in the kernel are right all the same
 }
 
 // problemFields are those that JSON writes as they are.
@@ -121,8 +123,10 @@ type FindingWarning struct {
 func (w FindingWarning) Unwrap() error { return w.error }
 
 // aboutRules reports whether the rules of policies in force are affected, rather than a policy that
-// is not in force.
-func (p Problem) aboutRules() bool { return p.Source == (policy.SourceID{}) && p.failure() }
+// is not in force, or what a later sync or an ADD needs.
+func (p Problem) aboutRules() bool {
+	return p.Source == (policy.SourceID{}) && p.failure() && !p.isBesideRules
+}
 
 // failure reports whether something could not be read or written, rather than that it is invalid.
 func (p Problem) failure() bool {

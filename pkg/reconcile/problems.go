@@ -45,7 +45,8 @@ func (n *Node) addSourceProblems(r *Report) {
 	}
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		const remedy = "set cni_conf_dir to the directory that the runtime reads, or repair this one"
-		r.problem(ReasonState, fmt.Errorf("%w; %s", s.ConfDirErr, remedy))
+		err := fmt.Errorf("%w; %s", s.ConfDirErr, remedy)
+		r.add(Problem{Reason: ReasonState, Err: err, isBesideRules: true})
 	}
 	for _, list := range s.ConfDir.Conflists {
 		if list.Err != nil {
@@ -189,9 +190,11 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	e := n.Enforcer(r.Sources, r.warn)
 	for _, c := range r.Rules.Chains {
 		chain := c.Policy.Chain
-		if err := e.CanWrite(ctx, c.Choice, c.Policy.Families()...); err != nil {
-			r.chainProblem(ReasonRules, chain, "the rules are correct, but a repair would fail: "+
+		err := e.CanWrite(ctx, c.Choice, c.Policy.Families()...)
+		if err != nil {
+			err = fmt.Errorf("the rules are correct, but a repair would fail: "+
 				"write the rules of chain %s in %s: %w", chain, c.Choice, err)
+			r.add(Problem{Reason: ReasonRules, Chain: chain, Err: err, isBesideRules: true})
 		}
 	}
 }
@@ -275,7 +278,8 @@ func (n *Node) AddDiskProblem(r *Report) {
 	}
 	if err := n.Dir.CheckWritable(); isDiskFault(err) {
 		const until = "until then pods cannot start, nor is any rule written after a reboot"
-		r.problem(ReasonState, fmt.Errorf("%w; %s", err, until))
+		err = fmt.Errorf("%w; %s", err, until)
+		r.add(Problem{Reason: ReasonState, Err: err, isBesideRules: true})
 	}
 }
 

@@ -159,7 +159,7 @@ func (r *Report) sameOutstanding(last *Report) bool {
 
 func isSameFile(f, g store.FileError) bool { return f.File == g.File && f.IsNewer() == g.IsNewer() }
 
-// rulesFailed reports whether rules are not what the documents in force ask for.
+// rulesFailed reports whether rules are not known to be what the documents in force ask for.
 func (r *Report) rulesFailed() bool {
 	return r.OtherDataDir != nil || slices.ContainsFunc(r.Problems, Problem.aboutRules)
 }

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
@@ -112,6 +113,98 @@ func TestPublicationAfterAReset(t *testing.T) {
 		close(end)
 		r.until("publication", func([]*Report) bool { return strings.HasSuffix(f.Dir.Published().Generation, ".7") })
 	})
+}
+
+// TestResetsBesideAFault: a fault that leaves the rules right holds up no reset, and no publication.
+func TestResetsBesideAFault(t *testing.T) {
+	for name, breaks := range map[string]func(*fixture){
+		"a directory of conflists that is a file": func(f *fixture) {
+			must(t, os.Rename(f.Settings.CNIConfDir, f.Settings.CNIConfDir+".away"))
+			f.file(f.Settings.CNIConfDir, "")
+		},
+		"a backend that a repair could not write": func(f *fixture) {
+			f.Drivers = netfilter.Drivers{&cannotWrite{f.Drivers[0]}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t)
+				f.Version = "test"
+				walks := f.withReset()
+				breaks(f)
+				r := f.run(func(l *Loop) { l.Verified = f.Publish })
+				r.Committed(Commit{Generation: 7, Touched: true})
+				time.Sleep(30 * time.Second)
+				r.until("problem", func(all []*Report) bool { return !last(all).Ready() })
+				r.stop()
+				s := assert.Must(f.Dir.Load())(t)
+				assert.Equal(t, "walks", *walks, 1)
+				assert.Equal(t, "resets on record", len(s.Record.Resets), 0)
+				if at := f.Dir.Published().Generation; !strings.HasSuffix(at, ".7") {
+					t.Errorf("published is %q", at)
+				}
+			})
+		})
+	}
+}
+
+// TestResetsOnAFullDisk: the operator learns that a reset that cannot be recorded is not made, and it is made
+// when the disk can be written again.
+func TestResetsOnAFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t)
+		disk := f.mount("mode=0700")
+		walks := f.withReset()
+		f.readOnly(disk)
+		var mu sync.Mutex
+		failed := 0
+		r := f.run(func(l *Loop) {
+			l.ConnectionsReset = func(_ map[policy.ChainFamily]uint64, err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				failed++
+				assert.ErrorContains(t, err, "read-only")
+			}
+		})
+		time.Sleep(30 * time.Second)
+		mu.Lock()
+		if failed == 0 || failed > 6 {
+			t.Errorf("%d resets failed in 30 s", failed)
+		}
+		mu.Unlock()
+		must(t, unix.Mount("", disk, "", unix.MS_REMOUNT, "mode=0700"))
+		time.Sleep(2 * time.Minute)
+		r.stop()
+		assert.Equal(t, "walks", *walks, 1)
+	})
+}
+
+// withReset syncs a policy after which a reset is on record, and returns how many walks there were since.
+func (f *fixture) withReset() (walks *int) {
+	f.Helper()
+	f.conflist("podnet", map[string]any{"guard": "drop", "podCIDRs": []string{"10.88.0.0/16"}})
+	r := f.sync()
+	assert.Equal(f, "resets on record", len(r.State.Record.Resets), 1)
+	walks = new(int)
+	f.Conntrack = func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error) {
+		*walks++
+		return nil, nil
+	}
+	return walks
+}
+
+// cannotWrite is a driver whose backend can be read only.
+type cannotWrite struct{ netfilter.Driver }
+
+func (d *cannotWrite) Open(c netfilter.Choice) (netfilter.Backend, error) {
+	b, err := d.Driver.Open(c)
+	return &cannotWriteBackend{b}, err
+}
+
+type cannotWriteBackend struct{ netfilter.Backend }
+
+func (*cannotWriteBackend) CanWrite(context.Context, policy.Family) error {
+	return netfilter.ErrUnusable
 }
 
 // TestResetsOfAFormerBoot: the connections ended with that boot, and a record of it that nothing replaces
