@@ -184,7 +184,7 @@ func (r *installation) installBootUnit(ctx context.Context, dir string, state *s
 	text, err := install.BootUnit(r.BinDir, dataDir)
 	if dir == "" {
 		path := install.FindBootUnit(state.BootUnitDir())
-		if path != "" && !install.BootUnitNames(path, dataDir) {
+		if path != "" && !install.BootUnitMentions(path, dataDir) {
 			r.warn("the boot unit %s does not name the data dir %s; run install again with --boot-unit %s",
 				policy.Printable(path), policy.Printable(dataDir), install.UnitDirs()[0])
 		}

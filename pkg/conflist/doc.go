@@ -6,7 +6,8 @@
 // conflist.entry_file changes. The reconciler and install call them. Invariant: at any instant, even if the
 // process is killed, each file of a configuration directory is one that libcni loads, either as it was or as
 // it should be. The package never derives a file from one that does not parse. Only the plugin entry changes;
-// all other bytes, the mode and the owner stay. The position of the entry does not matter.
+// all other bytes, the mode and the owner stay. An entry is never moved: behind the first plugin any position is
+// right.
 //
 // The files, in the order in which an entry gets into a conflist:
 //

@@ -68,10 +68,10 @@ const maxAttempts = 5
 // set. From the configuration of a single plugin it generates a list, and updates that when the configuration
 // changes. After an error the file is unchanged, unless only what follows the write failed, such as to sync
 // the directory; a generated list whose original is gone may have been removed before. Insert waits for other
-// processes of ip-masq until ctx ends.
+// processes of ip-masq, but not longer than lockWait.
 func (e Editor) Insert(ctx context.Context) (Change, error) {
-	c, err := Change{}, errChanged
-	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
+	c, err := e.insert(ctx)
+	for i := 1; i < maxAttempts && errors.Is(err, errChanged); i++ {
 		c, err = e.insert(ctx)
 	}
 	return c, err
@@ -113,7 +113,7 @@ func (e Editor) insertEntry(ctx context.Context) (Change, error) {
 }
 
 func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, error) {
-	if n.Conflist.IsMultus() { // and has the entry
+	if n.Conflist.IsMultus() { // find returns a file of Multus only if it has the entry
 		return c, nil
 	}
 	was := n.Conflist.Doc
@@ -126,7 +126,7 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 		return e.insertEntry(ctx)
 	}
 	if !n.Conflist.IsList() {
-		was = nil // of the list that is generated
+		was = nil // the list that is generated does not exist yet
 		if err := e.checkNotTaken(n.Path); err != nil {
 			return c, err
 		}
@@ -215,8 +215,8 @@ func (e Editor) writeAround(
 	return e.write(ctx, c, model, was, now)
 }
 
-// write backs a file up and replaces its text; nil is the text of a missing file, which gets the mode of the
-// model.
+// write backs a file up and replaces its text. nil is the text of a file that does not exist; a new file gets
+// the mode of the model.
 func (e Editor) write(ctx context.Context, c Change, model string, was, now []byte) (Change, error) {
 	if bytes.Equal(was, now) {
 		return c, nil
@@ -247,12 +247,11 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 // made. It goes on after an error, and returns the changes beside the errors: a file that does not parse may
 // have an entry. Among the changes are those of lists that stay, written or not.
 func (e Editor) Remove() ([]Change, error) {
-	var changes []Change
-	err := errChanged
-	for i := 0; i < maxAttempts && errors.Is(err, errChanged); i++ {
-		var some []Change
-		some, err = e.remove()
-		changes = append(changes, some...)
+	changes, err := e.remove()
+	for i := 1; i < maxAttempts && errors.Is(err, errChanged); i++ {
+		var more []Change
+		more, err = e.remove()
+		changes = append(changes, more...)
 	}
 	return changes, err
 }
@@ -311,7 +310,7 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	}
 	if _, isRecorded := record.Generated[list.File]; isRecorded && !isUsed {
 		c.Stays = fmt.Sprintf("%s stays, as another program has changed it since ip-masq made it of %s; "+
-			"the runtime goes on using it", policy.Printable(list.File), policy.Printable(original(list.File)))
+			"the runtime goes on using it", policy.Printable(list.File), policy.Printable(originalPath(list.File)))
 	}
 	now, err := setEntry(list.File, list.Doc, nil, false)
 	if err != nil {
@@ -338,7 +337,7 @@ func (e Editor) find() (Network, error) {
 	lists := slices.DeleteFunc(slices.Clone(c.Conflists), readCopyRecord(e.CopyRecord).isCopy)
 	n, err := find(e.Dir, e.Network, lists, c.Conflists, err)
 	if err == nil && isGenerated(n.Conflist, readEntryRecord(e.RecordPath)) {
-		n.Generated, n.Original = true, original(n.Path)
+		n.Generated, n.Original = true, originalPath(n.Path)
 	}
 	return n, err
 }

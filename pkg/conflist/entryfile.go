@@ -16,7 +16,7 @@ import (
 )
 
 // follow decides which entry the network should have, and replaces the one that it has if that is ip-masq's
-// and the entry file states another one. A replacement is asked for first: an entry that fails every ADD
+// and the entry file states another one. Ask is called before a replacement: an entry that fails every ADD
 // changes nothing. A network without a path is not known now.
 func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
 	record := readEntryRecord(m.RecordPath)
@@ -40,7 +40,7 @@ func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
 		if !m.dry {
 			s.warn(m.recordEntries(ctx, n, have)) // it is ip-masq's from now on
 		}
-	case !m.inserted(n, record):
+	case !m.wroteEntry(n, record):
 		// Only an entry that ip-masq wrote follows the file: an administrator may have edited any other.
 		m.useFromFile(entry)
 		s.found(EntryDiffers, "%s: the plugin entry of network %s differs from conflist.entry_file in %s, "+
@@ -76,8 +76,8 @@ func (m *Manager) readEntryFile(record entryRecord, good []byte, s *Status) []by
 // useFromFile makes an entry of the entry file the one to insert.
 func (m *Manager) useFromFile(entry []byte) { m.Entry, m.FromFile = entry, true }
 
-// followInto decides about a file without an entry of its own: another entry than the last good one is asked
-// for before it is inserted. Where Multus has the entry, nothing is inserted.
+// followInto decides about a file without an entry of its own: Ask is called before another entry than the last
+// good one is inserted. Where Multus has the entry, nothing is inserted.
 func (m *Manager) followInto(ctx context.Context, n Network, entry, good []byte, s *Status) {
 	isNew := n.Entries == 0 && good != nil && len(differences(entry, good)) > 0
 	if isNew && m.dry {
@@ -130,7 +130,7 @@ func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Statu
 	e := m.Editor
 	e.Entry, e.FromFile, e.Replace = entry, true, true
 	c, err := e.Insert(ctx)
-	if refused := (refusedError{}); errors.As(err, &refused) {
+	if _, isRefused := errors.AsType[refusedError](err); isRefused {
 		m.refuse(err, good, s)
 		return
 	}

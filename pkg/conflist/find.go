@@ -58,7 +58,8 @@ func Find(dir, network string) (Network, error) {
 	return find(dir, network, c.Conflists, c.Conflists, err)
 }
 
-// find finds the network in some of the files of a directory. Multus may delegate to any of them.
+// find finds the network in some of the files of a directory; err is the error of reading them. Multus may name
+// a network by any file of the directory, also by one that is not among the lists.
 func find(dir, network string, lists, all []config.Conflist, err error) (Network, error) {
 	n, err := findIn(network, lists, all, err)
 	if err != nil {
@@ -145,12 +146,15 @@ func noNetworks() error {
 // asNetwork returns the network of a file; it has no name if no pod uses it.
 func asNetwork(list config.Conflist) (Network, error) {
 	n := Network{Path: list.File, Name: list.Network, Entries: len(list.Entries), Conflist: list}
-	switch {
-	case list.Err != nil:
+	if list.Err != nil {
 		return n, list.Err
-	case len(list.Types) == 1 && list.Types[0] == "loopback":
+	}
+	isLoopback := len(list.Types) == 1 && list.Types[0] == "loopback"
+	if isLoopback {
 		n.Name = ""
-	case list.Network == "":
+		return n, nil
+	}
+	if list.Network == "" {
 		return n, fmt.Errorf("%s: name: is missing; write the network's", policy.Printable(list.File))
 	}
 	return n, nil

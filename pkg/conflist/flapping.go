@@ -43,7 +43,7 @@ func (f *flapping) look(n Network, now time.Time) {
 		f.removals = appendLast(f.removals, now, maxRemovals)
 	}
 	before := *f
-	f.wrote(n.Path, n.Conflist.Doc, isPresent)
+	f.remember(n.Path, n.Conflist.Doc, isPresent)
 	if isPresent && f.isRewritten(before, now) {
 		f.rewrites = appendLast(f.rewrites, now, maxRewrites)
 	}
@@ -64,8 +64,8 @@ func (f *flapping) isRewritten(before flapping, now time.Time) bool {
 	return f.text != before.text || isBeingWritten
 }
 
-// wrote notes a text that ip-masq found in the file, or wrote.
-func (f *flapping) wrote(path string, text []byte, present bool) {
+// remember notes a text that ip-masq found in the file, or wrote.
+func (f *flapping) remember(path string, text []byte, present bool) {
 	f.present, f.text, f.info = present, config.DigestOf(text), nil
 	if info, err := os.Stat(path); err == nil {
 		f.info = info

@@ -33,8 +33,9 @@ func listOfSingle(conf config.Conflist) []byte {
 	return fmt.Appendf(nil, format, conf.Network, conf.CNIVersion, bytes.TrimSpace(conf.Doc))
 }
 
-// original returns the single plugin's configuration of a generated list, "" if it is gone.
-func original(path string) string {
+// originalPath returns the path of the configuration that a list was generated from, "" if it is gone. The path
+// is that of a generated list.
+func originalPath(path string) string {
 	for _, ext := range []string{".conf", ".json"} {
 		conf := strings.TrimSuffix(path, generatedSuffix) + ext
 		if _, err := os.Lstat(conf); err == nil {
@@ -78,7 +79,7 @@ func isKnownGenerated(list config.Conflist, record entryRecord) bool {
 	if digest == record.Generated[list.File] {
 		return true
 	}
-	from := original(list.File)
+	from := originalPath(list.File)
 	if from == "" {
 		return false
 	}
@@ -148,7 +149,7 @@ func divergence(list config.Conflist, record entryRecord) string {
 	if !isRecorded || len(list.Plugins) == 0 || isGenerated(list, record) {
 		return ""
 	}
-	from := original(list.File)
+	from := originalPath(list.File)
 	if from == "" {
 		return fmt.Sprintf("%s was made of a file that is gone, and another program has changed the list since",
 			policy.Printable(list.File))

@@ -72,7 +72,7 @@ type Finding struct {
 }
 
 // Sync inserts the entry if it is missing, and replaces ip-masq's when the entry file changes. It waits for
-// other processes of ip-masq until ctx ends.
+// other processes of ip-masq, but not longer than lockWait.
 func (m *Manager) Sync(ctx context.Context) Status {
 	now := time.Now()
 	s := Status{}
@@ -82,26 +82,25 @@ func (m *Manager) Sync(ctx context.Context) Status {
 		m.flapping.look(n, now)
 	}
 	s.Present = err == nil && n.Entries > 0
-	// After the conflist was read: an entry that is missing now is replaced by the present one.
+	// The entry file is read after the conflist, so an entry that is inserted is not older than the conflist.
 	m.follow(ctx, n, &s)
 
-	missing := config.CheckPlugin(m.BinDir)
+	pluginErr := config.CheckPlugin(m.BinDir)
 	isRight := n.Entries == 1 && !n.Generated
-	canInsert := m.Entry != nil && missing == nil // no pod would start without the plugin
-	switch {
-	case err != nil:
-	case isRight:
+	canInsert := m.Entry != nil && pluginErr == nil // no pod would start without the plugin
+	if err == nil && isRight {
 		m.attempt = attempt{wait: minWait, file: n.Path}
 		s.warn(m.removeCopyLogged(ctx, &s))
-	case canInsert:
+	} else if err == nil && canInsert {
 		err = m.insert(ctx, n, &s)
 	}
 	m.addFindings(&s)
-	m.addProblems(n, err, missing, now, &s)
+	m.addProblems(n, err, pluginErr, now, &s)
 	return s
 }
 
-// Examine returns what Sync would find about the entry, and writes nothing.
+// Examine returns what Sync would find about the entry, and writes nothing: the directory of backups, which
+// tells whether ip-masq inserted the entry, is not created for that.
 func (m Manager) Examine(ctx context.Context) []Finding {
 	m.dry, m.Backups = true, func() (string, error) { return filepath.Dir(m.RecordPath), nil }
 	s := Status{}
@@ -124,12 +123,12 @@ func (m *Manager) addFindings(s *Status) {
 
 // addProblems adds the problems besides those of the entry file. The reconcile loop reports an entry that
 // keeps pods from starting.
-func (m *Manager) addProblems(n Network, err, missing error, now time.Time, s *Status) {
-	if missing != nil && !s.Present {
+func (m *Manager) addProblems(n Network, err, pluginErr error, now time.Time, s *Status) {
+	if pluginErr != nil && !s.Present {
 		err := fmt.Errorf("%w, so no plugin entry is inserted into the conflist, "+
 			"and no pod would start with it: "+
 			`run "ip-masq-reconciler install", or in Kubernetes delete this node's pod of ip-masq, `+
-			"whose init container does; or name another directory with --cni-bin-dir", missing)
+			"whose init container does; or name another directory with --cni-bin-dir", pluginErr)
 		s.add(Problem{Reason: "plugin", Err: err})
 	}
 	if s.Present {
@@ -140,7 +139,7 @@ func (m *Manager) addProblems(n Network, err, missing error, now time.Time, s *S
 		return
 	}
 	s.Flapping = true
-	s.dueBy(m.flapping.ends().Add(1))
+	s.dueBy(m.flapping.ends().Add(1)) // at its end it is still active
 	s.add(Problem{Err: m.flappingErr(n)})
 }
 
@@ -211,18 +210,22 @@ func (a attempt) failed(err error, now time.Time) attempt {
 	return attempt{at: now, err: err, wait: min(2*max(a.wait, minWait), maxWait), file: a.file}
 }
 
-// logInserted logs flapping once, and each other insertion.
+// logInserted logs that the entry was written. An entry that another program has removed twice within
+// flappingWindow is restored without a line at level info: the status has the flapping.
 func (m *Manager) logInserted(ctx context.Context, n Network, c Change, isMoved bool) {
-	text, level := "inserted the plugin entry", slog.LevelInfo
 	removals := m.flapping.removals
-	switch {
-	case n.Entries > 0:
+	isUpdate := n.Entries > 0
+	isRestored := !isUpdate && !isMoved && len(removals) > 0
+	isRepeated := isRestored && len(removals) > 1 && time.Since(removals[len(removals)-2]) < flappingWindow
+	text, level := "inserted the plugin entry", slog.LevelInfo
+	if isUpdate {
 		text = "updated the conflist"
-	case isMoved:
-	case len(removals) > 1 && time.Since(removals[len(removals)-2]) < flappingWindow:
-		text, level = "restored the plugin entry", slog.LevelDebug
-	case len(removals) > 0:
+	}
+	if isRestored {
 		text = "restored the plugin entry"
+	}
+	if isRepeated {
+		level = slog.LevelDebug
 	}
 	args := []any{"file", policy.Printable(c.Path), "network", policy.Printable(c.Network)}
 	if n.Multus != "" {
@@ -237,7 +240,7 @@ func (m *Manager) logInserted(ctx context.Context, n Network, c Change, isMoved 
 // noteFile notes that ip-masq wrote the file, or found it as it should be.
 func (m *Manager) noteFile(path string) {
 	doc, _, _ := safefile.ReadFile(path, maxSize) // of one that cannot be read the next look says why
-	m.flapping.wrote(path, doc, true)
+	m.flapping.remember(path, doc, true)
 }
 
 func (m *Manager) noteChange(c Change, s *Status) {

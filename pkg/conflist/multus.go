@@ -3,7 +3,6 @@
 package conflist
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,8 +20,9 @@ type multusConf struct {
 	Plugins, Delegates         []multusConf
 }
 
-// delegate returns the first delegate, which makes the pod's interface: a network, or the value of
-// clusterNetwork. It also returns whether one of the two configurations has the plugin entry.
+// delegate returns what Multus delegates to first, which makes the pod's interface: a configuration with only
+// the value of clusterNetwork or, without one, the first of delegates. It also returns whether that
+// configuration, or the one of Multus, has the plugin entry.
 func (c multusConf) delegate() (to multusConf, hasEntry bool) {
 	own := c
 	if len(c.Plugins) > 0 {
@@ -46,7 +46,7 @@ func throughMultus(lists, all []config.Conflist, found Network) (Network, error)
 		}
 		return delegated(lists, all, found)
 	}
-	first, err := pick(lists, "")
+	first, err := pickFirst(lists)
 	isThrough := err == nil && first.Conflist.IsMultus()
 	if !isThrough {
 		return found, nil
@@ -63,14 +63,15 @@ func throughMultus(lists, all []config.Conflist, found Network) (Network, error)
 // file.
 func delegated(lists, all []config.Conflist, multus Network) (Network, error) {
 	var conf multusConf
+	var target Network
 	err := json.Unmarshal(multus.Conflist.Doc, &conf)
+	to, hasEntry := conf.delegate() // by what could be decoded
 	if err != nil {
 		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
+	} else {
+		target, err = to.find(lists, all)
 	}
-	to, hasEntry := conf.delegate()
-	target, errFind := to.find(lists, all)
-	err = cmp.Or(err, errFind)
-	if err != nil && hasEntry {
+	if err != nil && hasEntry { // an administrator wrote it there, and it is as good as one in a file
 		multus.Entries = 1
 		return multus, nil
 	}

@@ -18,7 +18,8 @@ import (
 
 // entryRecord is the file in the dataDir about the conflists that ip-masq has changed.
 type entryRecord struct {
-	// Entry is the last valid content of conflist.entry_file, or nil if there was none.
+	// Entry is the last content of conflist.entry_file that was inserted or found in a conflist, nil if there
+	// was none.
 	Entry json.RawMessage `json:"entry,omitempty"`
 	// Digests maps the path of a conflist to the digests of the plugin entries that ip-masq inserted into it,
 	// or found there equal to the entry file: two while one entry replaces the other, and one otherwise.
@@ -56,14 +57,17 @@ func digestOf(entry []byte) string {
 	return config.DigestOf(text)
 }
 
-// inserted reports whether ip-masq has inserted the network's plugin entry as it is. One without a record,
-// such as of an earlier version, is ip-masq's if the backup is the file without it.
-func (e Editor) inserted(n Network, record entryRecord) bool {
+// wroteEntry reports whether ip-masq wrote the network's plugin entry as it is. One without a record, such as
+// of an earlier version, is ip-masq's if the backup is the file without it.
+func (e Editor) wroteEntry(n Network, record entryRecord) bool {
 	if digests, known := record.Digests[n.Path]; known {
 		return slices.Contains(digests, digestOf(n.entryText()))
 	}
-	if n.Generated || e.Backups == nil {
-		return n.Generated
+	if n.Generated { // as a whole
+		return true
+	}
+	if e.Backups == nil { // nothing to compare with
+		return false
 	}
 	dir, errDir := e.Backups()
 	without, err := setEntry(n.Path, n.Conflist.Doc, nil, false)

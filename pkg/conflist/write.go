@@ -19,10 +19,12 @@ import (
 // errChanged says that a file is not, or no longer, as it was read. It was left as it is.
 var errChanged = errors.New("another program changed the file meanwhile")
 
-// inDir calls do with the locked directory of a file and the file's name. It waits for other processes of
-// ip-masq.
+// lockWait is how long a change waits for other processes of ip-masq that change files of the directory.
+const lockWait = 10 * time.Second
+
+// inDir calls do with the locked directory of a file and the file's name.
 func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name string) error) error {
-	d, err := safefile.OpenLocked(ctx, filepath.Dir(path), 10*time.Second)
+	d, err := safefile.OpenLocked(ctx, filepath.Dir(path), lockWait)
 	if err != nil {
 		return err
 	}
@@ -103,7 +105,8 @@ func put(d *safefile.Dir, temp, name string, was, now []byte) error {
 
 // putBack exchanges the temporary file, which another program wrote, for ours, and goes on while the file
 // that comes out is not the one that went in last: then the other program has written again, and what it
-// wrote last has to stay. Ours counts as another file, too, if the other program wrote into it.
+// wrote last has to stay. In the first round ours comes out. If the other program has opened it and written
+// into it, it has to go in again, too.
 func putBack(d *safefile.Dir, temp, name string, ours fs.FileInfo, now []byte) error {
 	const maxExchanges = 100 // each needs another write of that program
 	last := ours

@@ -132,7 +132,10 @@ func WriteBootUnit(ctx context.Context, dir, text string) (wrote bool, err error
 	if errors.Is(err, fs.ErrExist) {
 		return wrote, nil // enabled, or replaced by an administrator
 	}
-	return true, safefile.Error("create", link, err)
+	if err != nil {
+		return wrote, safefile.Error("create", link, err)
+	}
+	return true, nil
 }
 
 // linkTarget is relative, so that it is right in the directory as a container mounts it, too.
@@ -188,8 +191,8 @@ func FindBootUnit(recorded string) string {
 	return ""
 }
 
-// BootUnitNames reports whether a boot unit mentions a dataDir; one that cannot be read counts as such.
-func BootUnitNames(path, dataDir string) bool {
+// BootUnitMentions reports whether a boot unit is for a dataDir; one that cannot be read counts as such.
+func BootUnitMentions(path, dataDir string) bool {
 	text, err := readUnit(filepath.Dir(path))
 	return err != nil || strings.Contains(text, "RequiresMountsFor="+dataDir+" ")
 }

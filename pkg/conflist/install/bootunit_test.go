@@ -70,11 +70,11 @@ func TestBootUnitLife(t *testing.T) {
 		t.Errorf("the link: %s %v", target, err)
 	}
 	assert.Equal(t, "found", FindBootUnit(dir), unit)
-	if !BootUnitNames(unit, config.DefaultDataDir) || BootUnitNames(unit, "/srv/masq") {
+	if !BootUnitMentions(unit, config.DefaultDataDir) || BootUnitMentions(unit, "/srv/masq") {
 		t.Error("the dataDir of the unit")
 	}
 	other := assert.Must(BootUnit("/opt/cni/bin", "/srv/masq"))(t)
-	if wrote, err := WriteBootUnit(t.Context(), dir, other); err != nil || !wrote || !BootUnitNames(unit, "/srv/masq") {
+	if wrote, err := WriteBootUnit(t.Context(), dir, other); err != nil || !wrote || !BootUnitMentions(unit, "/srv/masq") {
 		t.Errorf("another dataDir: %v %v", wrote, err)
 	}
 	if path, err := RemoveBootUnit(dir); err != nil || path != unit {

@@ -53,7 +53,8 @@ func candidates() []candidate {
 	}
 }
 
-// matching returns the candidates with the stated directories. One that none has can belong to any.
+// matching returns the candidates with the stated directories. A stated directory that no candidate has takes
+// the place of each one's.
 func matching(stated Dirs) []candidate {
 	all := candidates()
 	if stated.Conf != "" {
@@ -347,14 +348,17 @@ func Copy(ctx context.Context, source, path string) (b Binary, err error) {
 // is not regular was not created by Copy, and stays, with an error.
 func pluginIn(dir *safefile.Dir) (fs.FileInfo, error) {
 	info, err := dir.Lstat(config.PluginType)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	case err == nil && !info.Mode().IsRegular():
-		err = fmt.Errorf("%s stays: it is not a regular file, so ip-masq did not create it; "+
+	}
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s stays: it is not a regular file, so ip-masq did not create it; "+
 			"remove it if no other program needs it", policy.Printable(dir.PathOf(config.PluginType)))
 	}
-	return info, err
+	return info, nil
 }
 
 // remove removes the plugin from a directory and returns its path, "" if there was none.
