@@ -30,8 +30,9 @@ type GuardState struct {
 	failed   error // that part of Err which observing again does not change
 	others   bool  // the tables belong to another dataDir or a newer version, and stay
 	unusable error // why the tables cannot be used on this host
+	unread   error // why the tables could not be read; what was observed before stays known
 
-	tables      netfilter.GuardTables // nil if they were not read, or may not be changed
+	tables      netfilter.GuardTables // nil if they could not be read, or may not be changed
 	asIfWritten bool                  // Observed.Guards were not read: a dry run takes them as written
 	readings    int                   // as of tables
 	writes      int
@@ -45,10 +46,11 @@ type Inactive struct {
 
 func (i Inactive) Error() string { return fmt.Sprintf("chain %s (%s): %v", i.Chain, i.Family, i.Err) }
 
-// fail sets the reason for which the tables are not written, unless there is one.
-func (g *GuardState) fail(err error) {
+// failWrite takes note of why the tables could not be written, unless they failed before.
+func (g *GuardState) failWrite(err error) {
 	if g.Err == nil {
-		g.Err, g.failed = err, err
+		g.Err = fmt.Errorf("write the tables %s: %w", netfilter.GuardTable, err)
+		g.failed = g.Err
 	}
 }
 
@@ -98,22 +100,30 @@ func inertKeys(p *policy.Policy, resets bool) string {
 }
 
 // readGuard reads the guard tables, also if none is desired: a guard that the documents no longer ask for
-// drops what they exempt. What was observed before stays known if they cannot be read again.
+// drops what they exempt.
 func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	g := &s.Guard
-	g.Err, g.tables, g.asIfWritten, g.others = g.failed, nil, false, false
+	g.Err, g.tables, g.asIfWritten, g.others, g.unread = g.failed, nil, false, false, nil
 	if g.unusable != nil {
 		return
 	}
 	tables, err := e.observeGuard(ctx, s)
-	switch {
-	case err == nil:
+	if err == nil {
 		g.tables = tables
-	case errors.Is(err, netfilter.ErrUnusable) && !g.Observed.Exists:
+		return
+	}
+	if errors.Is(err, netfilter.ErrUnusable) && !g.Observed.Exists {
 		s.deactivateGuard(err)
-	case len(g.Desired) > 0 || g.others || g.Observed.Exists:
+		return
+	}
+	if !g.others {
+		g.unread = err
+	}
+	isWanted := len(g.Desired) > 0 || g.others || g.Observed.Exists
+	switch {
+	case isWanted:
 		g.Err = cmp.Or(g.Err, err)
-	case !errors.Is(err, fs.ErrPermission): // nothing is desired
+	case !errors.Is(err, fs.ErrPermission):
 		e.Warn(err)
 	}
 }
@@ -252,9 +262,6 @@ func (g *GuardState) err(chain string) error {
 	return nil
 }
 
-// isUnknown reports whether the guard tables could not be read.
-func (g *GuardState) isUnknown() bool { return g.tables == nil && g.unusable == nil && !g.others }
-
 // guardsNow returns the guards that are right for the rules in the kernel: the desired ones when all rules are
 // the desired ones.
 func (s *State) guardsNow() []policy.Guard {
@@ -333,13 +340,13 @@ func (s *State) guardForbids() error {
 	sourcesChange := !samePolicies(s.documents.before, s.documents.after)
 	policyChanges := sourcesChange || s.ExemptionChanges() || s.mayExemptPods()
 	guardIsAsked := len(s.Guard.Desired) > 0 || hadGuard(s.documents.before)
-	if s.Guard.isUnknown() && policyChanges && guardIsAsked {
-		return fmt.Errorf("the guards cannot be read before: %w", s.Guard.Err)
+	if s.Guard.unread != nil && policyChanges && guardIsAsked {
+		return fmt.Errorf("the guards cannot be read before this change: %w", s.Guard.unread)
 	}
 	now := s.guardsNow()
 	for _, o := range s.Guard.Observed.Guards {
 		if !o.Within(guardOf(now, o.Chain, o.Family)) {
-			return fmt.Errorf("the guard of chain %s (%s) cannot be changed before: %w",
+			return fmt.Errorf("the guard of chain %s (%s) cannot be changed before the rules: %w",
 				o.Chain, o.Family, cmp.Or(s.Guard.Err, netfilter.ErrChanged))
 		}
 	}

@@ -300,6 +300,22 @@ func TestRefusedGuardRefusesThePolicy(t *testing.T) {
 	}
 }
 
+// TestGuardThatCannotBeRead: rules do not change while the guards before the change cannot be read, and the error has the cause,
+// also if none is desired any more, or one could not be written before.
+func TestGuardThatCannotBeRead(t *testing.T) {
+	for name, mode := range map[string]policy.GuardMode{"off": policy.GuardOff, "drop": policy.GuardDrop} {
+		f := newFixture(t)
+		f.mustApply(network("podnet", "A", guard(policy.GuardDrop)))
+		before := f.kernel.dump()
+		f.kernel.fail = map[string]error{readGuards: errRefused}
+		_, err := f.apply(network("podnet", "A", guard(mode), exempts("192.0.2.0/24")))
+		text := fmt.Sprint(err)
+		if !strings.Contains(text, "the guards cannot be read") || !strings.Contains(text, errRefused.Error()) || f.kernel.dump() != before {
+			t.Errorf("%s: %s; rules:\n%s", name, text, f.kernel.dump())
+		}
+	}
+}
+
 // TestCleanupKeepsTheRulesOfAGuard: as long as a guard drops what is not masqueraded, cleanup removes no rule.
 func TestCleanupKeepsTheRulesOfAGuard(t *testing.T) {
 	for name, spoil := range map[string]func(k *kernel){

@@ -358,6 +358,11 @@ func (w *world) run(s *State) *State {
 
 // judgeErrors compares what a State says of chains with the kernel.
 func (w *world) judgeErrors(s *State) {
+	for _, c := range s.Chains {
+		if c.Err != nil && strings.Contains(c.Err.Error(), "%!") {
+			w.t.Fatalf("an error without its cause: %v\n%s", c.Err, w)
+		}
+	}
 	if w.interfered() || s.run.refused != nil { // a question reads for itself
 		return
 	}
@@ -367,7 +372,7 @@ func (w *world) judgeErrors(s *State) {
 	}
 	now.Guard.failed = nil
 	now = w.judged(func() *State { return w.ObserveAgain(context.Background(), now) })
-	if s.Guard.isUnknown() { // which fails chains that ask for one
+	if s.Guard.unread != nil { // which fails chains that ask for one
 		now.Guard = GuardState{}
 	}
 	for _, c := range s.Chains {

@@ -54,7 +54,7 @@ func (s *State) unread(err error) {
 	s.run.overtaken++
 	tooOften := s.run.overtaken >= maxOvertaken
 	if tooOften && s.guardDiffers() {
-		s.Guard.fail(err)
+		s.Guard.failWrite(err)
 	}
 	s.Guard.readings = 0
 	for i := range s.observed.tables {
@@ -177,7 +177,7 @@ func writeGuards(ctx context.Context, do effects, s *State) *State {
 	}
 	g.writes++
 	if err != nil {
-		g.fail(fmt.Errorf("write the tables %s: %w", netfilter.GuardTable, err))
+		g.failWrite(err)
 	}
 	return s
 }
@@ -312,7 +312,7 @@ func (s *State) isNeeded(o store.OwnedChain) bool {
 // isGuarded reports whether a guard may drop or bind packets of a chain, which is to be removed after its
 // guard.
 func (s *State) isGuarded(o store.OwnedChain) bool {
-	if s.Guard.isUnknown() {
+	if s.Guard.unread != nil {
 		return true
 	}
 	g := guardOf(s.Guard.Observed.Guards, o.Chain, o.Family)
