@@ -211,8 +211,8 @@ func codeOf(err error) uint {
 		return coded.code
 	case errors.As(err, &conflict), errors.As(err, &bound):
 		return types.ErrInvalidNetworkConfig
-	// A dataDir that is refused, or a file in it, is a mistake in the configuration of the node. It comes before
-	// what cannot be written, as to try again does not help.
+	// A dataDir that is refused, or a file in it, is a mistake in the configuration of the node. It comes
+	// before what cannot be written, as to try again does not help.
 	case errors.Is(err, enforce.ErrOtherDataDir), errors.Is(err, store.ErrRefused):
 		return types.ErrInvalidNetworkConfig
 	case errors.As(err, &unwritable), errors.Is(err, store.ErrBusy), errors.Is(err, netfilter.ErrBusy):

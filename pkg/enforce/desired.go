@@ -92,7 +92,8 @@ func (e *Enforcer) desirePods(s *State) {
 	s.plan() // and, if that is new, recordFirst compares
 }
 
-// desireRecorded desires the rules with the exempt pods and the addresses of outputAddresses that are on record.
+// desireRecorded desires the rules with the exempt pods and the addresses of outputAddresses that are on
+// record.
 func (e *Enforcer) desireRecorded(s *State) {
 	s.node.exempt = exemptPods{ExemptPods: s.onRecord.now.ExemptPods}
 	for i := range s.Chains {
@@ -108,8 +109,8 @@ func (e *Enforcer) desireRecorded(s *State) {
 	s.desireGuards()
 }
 
-// currentBoot returns the record, or an empty one if it is of an earlier boot: the kernel lost what
-// that one lists.
+// currentBoot returns the record as it counts in this boot: of one of an earlier boot only the chosen
+// addresses stay, so that a boot chooses no others. The kernel lost what else it lists.
 func (e *Enforcer) currentBoot(rec store.Record) store.Record {
 	if rec.Boot != e.Dir.Boot() {
 		return store.Record{Boot: e.Dir.Boot(), Outputs: rec.Outputs}

@@ -33,8 +33,7 @@ type effects interface {
 	asking() effects
 }
 
-// differing are the families in which rules differ, and those of them in which a chain is new: that is
-// written in all of its families or in none, if CanWrite knows before, while a repair does what it can.
+// differing are the families in which rules differ, and those of them in which a chain is new.
 type differing struct{ all, isNew []policy.Family }
 
 // does has effects, with the lock held.
@@ -62,6 +61,7 @@ func (d does) rules(ctx context.Context, t *tables, desired policy.Ruleset, fami
 	if err != nil {
 		return err
 	}
+	// A new chain is written in all of its families or in none. A repair does what it can.
 	if err := d.CanWrite(ctx, t.choice, families.isNew...); err != nil {
 		return err
 	}
@@ -105,6 +105,7 @@ func (a asks) rules(ctx context.Context, t *tables, desired policy.Ruleset, fami
 	if err != nil {
 		return err
 	}
+	// A policy is accepted only if it can be written in all of its families.
 	if err := a.CanWrite(ctx, t.choice, families.all...); err != nil {
 		return err
 	}

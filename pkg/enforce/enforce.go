@@ -26,7 +26,8 @@ type Enforcer struct {
 	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
 	// Attachments, AllAttachments and AllPods tell which records of pods are read to find out which pods are
 	// exempt: those of some attachments, those of all pods that are exempt by the record, and those of all
-	// pods. What the record has of other pods is not read again. They do not change while the Enforcer is used.
+	// pods. What the record has of other pods is not read again. They do not change while the Enforcer is
+	// used.
 	Attachments             []store.Attachment
 	AllAttachments, AllPods bool
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an

@@ -64,7 +64,7 @@ func (s *State) desireGuards() {
 		p := &s.Chains[i].Policy
 		keys := inertKeys(p, p.StaleConnections.Value == policy.ResetConnections)
 		for _, f := range p.Families() {
-			if keys != "" && s.lacksPods(p, f) {
+			if keys != "" && s.knowsNoPod(p, f) {
 				s.Guard.deactivate(policy.ChainFamily{Chain: p.Chain, Family: f}, fmt.Errorf("%s without effect: "+
 					"no address of a pod is known; if pods have addresses of this family, state podCIDRs, inside "+
 					"sourceCIDRs and outside nonMasqueradeSourceCIDRs", keys))
@@ -73,8 +73,8 @@ func (s *State) desireGuards() {
 	}
 }
 
-// lacksPods reports whether a policy is about packets of a family, and no address of a pod is known for it.
-func (s *State) lacksPods(p *policy.Policy, f policy.Family) bool {
+// knowsNoPod reports whether a policy is about packets of a family, and no address of a pod is known for it.
+func (s *State) knowsNoPod(p *policy.Policy, f policy.Family) bool {
 	isAsked := len(p.Scope(f).Sources) > 0
 	hasPods := len(p.PodRanges(f)) > 0 || guardOf(s.Guard.Desired, p.Chain, f) != nil
 	return isAsked && !hasPods
@@ -164,8 +164,9 @@ func (g *GuardState) diff(want []policy.Guard) policy.Diff {
 	return g.tables.CompareGuards(want, observed)
 }
 
-// compareGuards compares the guards with those that are desired when all is done. A chain that cannot be
-// removed is no reason for an ADD to fail: beside it the guards are right that bind no packet of it.
+// compareGuards compares the guards with those that are desired when all is done. If all rules are written,
+// and only a chain that could not be removed is left, the guards beside that chain are right, so that no ADD
+// fails because of it.
 func (s *State) compareGuards() {
 	g := &s.Guard
 	g.Diff = nil
@@ -262,12 +263,12 @@ func (g *GuardState) err(chain string) error {
 	return nil
 }
 
-// guardsNow returns the guards that are right for the rules in the kernel: the desired ones when all rules are
-// the desired ones.
+// guardsNow returns the guards that are right for the rules in the kernel: the desired ones when all rules
+// are the desired ones.
 func (s *State) guardsNow() []policy.Guard {
 	unwanted := s.unwanted()
 	t := policy.Transition{
-		NoRules:    !s.hasRules(),
+		NoRules:    !s.mayHaveRules(),
 		AllWritten: len(unwanted) == 0 && s.isAllWritten(),
 	}
 	var guards []policy.Guard
@@ -287,7 +288,8 @@ func (s *State) guardsNow() []policy.Guard {
 	return guards
 }
 
-// hasNoRules reports whether a chain that can be written is known to have no rules in a family, in any backend.
+// hasNoRules reports whether a chain that can be written is known to have no rules in a family, in any
+// backend.
 func (s *State) hasNoRules(c *Chain, f policy.Family, unwanted []store.OwnedChain) bool {
 	if c.Err != nil || c.Observed.Find(f, c.Policy.Chain) != nil {
 		return false
@@ -300,9 +302,9 @@ func (s *State) hasNoRules(c *Chain, f policy.Family, unwanted []store.OwnedChai
 	return true
 }
 
-// guardOfFormerName returns the guard in the kernel of a chain without a policy, or nil. A chain without rules
-// may be that chain with another name: its guard replaces the former one before the rules do, so that a guard
-// is never absent. A chain that has rules is not, as these may exempt more.
+// guardOfFormerName returns the guard in the kernel of a chain without a policy, or nil. A chain without
+// rules may be that chain with another name: its guard replaces the former one before the rules do, so that a
+// guard is never absent. A chain that has rules is not, as these may exempt more.
 func (s *State) guardOfFormerName(f policy.Family) *policy.Guard {
 	observed := s.Guard.Observed.Guards
 	for i := range observed {
@@ -313,8 +315,8 @@ func (s *State) guardOfFormerName(f policy.Family) *policy.Guard {
 	return nil
 }
 
-// hasRules reports whether the kernel may have a masquerade chain of the node.
-func (s *State) hasRules() bool {
+// mayHaveRules reports whether the kernel may have a masquerade chain of the node.
+func (s *State) mayHaveRules() bool {
 	if s.node.keepsAll || len(s.unwanted()) > 0 {
 		return true
 	}
@@ -401,8 +403,8 @@ func (e *Enforcer) removeGuards(ctx context.Context) (removed []netfilter.OwnedC
 		if !observed.Exists {
 			return nil, nil
 		}
-		if owned := checkGuardOwnership(observed.Guards, e.owner()); owned != nil {
-			return nil, e.leaveGuards(observed.Guards, owned)
+		if notOurs := checkGuardOwnership(observed.Guards, e.owner()); notOurs != nil {
+			return nil, e.leaveGuards(observed.Guards, notOurs)
 		}
 		err = tables.ApplyGuards(ctx, nil, observed)
 		if err == nil {
@@ -423,13 +425,13 @@ func guardsLeft(err error) error {
 }
 
 // leaveGuards warns of guards that belong to others. It returns an error if one of them drops packets.
-func (e *Enforcer) leaveGuards(guards []policy.Guard, owned error) error {
+func (e *Enforcer) leaveGuards(guards []policy.Guard, notOurs error) error {
 	for _, o := range guards {
 		if o.Mode == policy.GuardDrop {
-			return fmt.Errorf("%w; it drops packets and is not removed", owned)
+			return fmt.Errorf("%w; it drops packets and is not removed", notOurs)
 		}
 	}
-	e.Warn(fmt.Errorf("%w; it is not removed", owned))
+	e.Warn(fmt.Errorf("%w; it is not removed", notOurs))
 	return nil
 }
 

@@ -11,8 +11,8 @@ import (
 
 // keepWhatExists makes desired what the kernel has, as some documents cannot be read: chains with rules stay
 // as they are, get a missing jump, and their guards stay. Chains that do not exist are desired as the
-// readable documents have it, and bind nothing, as it is not known what the others masquerade. They are not
-// created without a document of a newer version, if that is the reason: its network's ADDs pass and never
+// readable documents have it, and bind nothing, as it is not known what the others masquerade. If a newer
+// version wrote a document that cannot be read, they are not created: the ADDs of its network pass and never
 // write it again, and the chain would masquerade what it exempts.
 func (s *State) keepWhatExists(newer error) {
 	s.node.keepsAll = true

@@ -35,9 +35,10 @@ func run(ctx context.Context, s *State, do effects) *State {
 //     the kernel, the documents and the record decides.
 func (s *State) next() step {
 	cannotRecord := s.RecordErr != nil && !s.run.keepsToRecord
-	switch {
-	case s.run.refused != nil, cannotRecord:
+	if cannotRecord || s.run.refused != nil {
 		return nil
+	}
+	switch {
 	case !s.isRead():
 		return observe
 	case s.mustAsk():

@@ -49,7 +49,8 @@ func (e *Enforcer) ObserveAgain(ctx context.Context, s *State) *State {
 	return again
 }
 
-// findOtherChains finds chains that no policy is about (AllBackends).
+// findOtherChains finds what other backends have of the policies' chains, the chains of other dataDirs, and
+// those of this one that are not on record (AllBackends).
 func (e *Enforcer) findOtherChains(ctx context.Context, s *State) {
 	if !e.AllBackends {
 		return
@@ -119,22 +120,27 @@ func (s *State) compare() {
 	s.compareGuards()
 }
 
-// compareTables compares the chains of a backend, except those that must not be changed.
+// compareTables compares the chains of a backend, except those that must not be changed. If all must not, the
+// tables are not written, so nothing is compared.
 func (s *State) compareTables(t *tables) {
 	t.diff = nil
-	staying := s.staying(t)
-	desired := policy.Ruleset{Chains: staying}
+	desired := policy.Ruleset{Chains: s.staying(t)}
 	unchangeable := map[string]bool{}
+	canChange := false
 	for _, c := range s.in(t.choice) {
 		c.Diff = nil
-		why := s.takeNote(c, t)
-		unchangeable[c.Policy.Chain] = why != nil
-		if why == nil {
-			desired.Chains = append(desired.Chains, c.Desired.Chains...)
-		}
+		c.Recorded = s.isRecorded(c.Desired.Chains, t.choice)
+		c.Observed = observedOf(c.Policy.Chain, t)
+		why := s.mustNotChange(c, t)
 		c.Err = cmp.Or(c.failed, why)
+		if why != nil {
+			unchangeable[c.Policy.Chain] = true
+			continue
+		}
+		canChange = true
+		desired.Chains = append(desired.Chains, c.Desired.Chains...)
 	}
-	if len(desired.Chains) == len(staying) {
+	if !canChange {
 		return
 	}
 	for _, change := range policy.Compare(desired, s.comparable(t, unchangeable)) {
@@ -166,25 +172,34 @@ func (s *State) comparable(t *tables, unchangeable map[string]bool) policy.Rules
 	return observed
 }
 
-// takeNote takes note of what was read of a chain, and returns why it is not known or must not be changed, or
-// nil.
-func (s *State) takeNote(c *Chain, t *tables) (why error) {
-	c.Recorded = s.isRecorded(c.Desired.Chains, t.choice)
-	c.Observed = policy.Ruleset{Unrecognized: t.observation.Rules.Unrecognized}
+// observedOf returns what was read of a chain, in each family.
+func observedOf(chain string, t *tables) policy.Ruleset {
+	observed := policy.Ruleset{Unrecognized: t.observation.Rules.Unrecognized}
+	for _, o := range t.observation.Rules.Chains {
+		if o.Name == chain {
+			observed.Chains = append(observed.Chains, o)
+		}
+	}
+	return observed
+}
+
+// mustNotChange returns why a chain must not be changed, or nil: its rules are not known, or another owner
+// has them. In tables that belong to ip-masq no other chain may have another owner either, as Apply would
+// remove it.
+func (s *State) mustNotChange(c *Chain, t *tables) error {
 	if t.err != nil {
-		why = fmt.Errorf("read the rules of chain %s in %s: %w", c.Policy.Chain, t.choice, t.err)
+		return fmt.Errorf("read the rules of chain %s in %s: %w", c.Policy.Chain, t.choice, t.err)
 	}
 	for _, o := range t.observation.Rules.Chains {
-		isIt := o.Name == c.Policy.Chain
-		if isIt {
-			c.Observed.Chains = append(c.Observed.Chains, o)
+		if o.Name != c.Policy.Chain && !t.whole {
+			continue
 		}
-		if isIt || t.whole { // Apply would remove another chain of an owned table
-			owned := t.whole || owns(s.onRecord.now, o.Family, o.Name, t.choice)
-			why = cmp.Or(why, checkOwnership(&o, t.choice, s.node.owner, owned, orRename))
+		owned := t.whole || owns(s.onRecord.now, o.Family, o.Name, t.choice)
+		if err := checkOwnership(&o, t.choice, s.node.owner, owned, orRename); err != nil {
+			return err
 		}
 	}
-	return why
+	return nil
 }
 
 // isRecorded reports whether the record has all of these chains in a backend.

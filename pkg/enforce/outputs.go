@@ -38,7 +38,7 @@ func (e *Enforcer) nodeAddresses(families []policy.Family) ([]policy.NodeAddress
 	return append([]policy.NodeAddress{}, list...), nil
 }
 
-// neededItems returns the items of the policies, and the addresses that are or were in force in this boot:
+// neededItems returns the items of the policies, and the addresses that are or were in force by the record:
 // connections that are translated to those end when they leave the node.
 func neededItems(policies []policy.Policy, rec store.Record) policy.AddressItems {
 	items := policy.OutputItems(policies)
@@ -48,7 +48,7 @@ func neededItems(policies []policy.Policy, rec store.Record) policy.AddressItems
 	return items
 }
 
-// inForce returns the addresses that are or were in force in this boot.
+// inForce returns the addresses that are or were in force by the record.
 func inForce(rec store.Record) []store.ChainAddress {
 	all := slices.Clone(rec.Former)
 	for _, o := range rec.Outputs {
@@ -127,16 +127,16 @@ func (e *Enforcer) SameAddresses(digest string) bool {
 // chosenOutputs returns the addresses that the list of a policy chooses, and whether others are on record.
 // One that is in force stays while the list is the same.
 func (s *State) chosenOutputs(p *policy.Policy) (chosen []policy.OutputAddress, isNew bool) {
-	var inForce []policy.OutputAddress
+	var recorded []policy.OutputAddress
 	for _, o := range s.onRecord.now.Outputs {
 		if o.Chain == p.Chain && slices.Equal(o.Items, p.OutputAddresses.Value) {
-			inForce = o.Addresses
+			recorded = o.Addresses
 		}
 	}
 	for _, f := range p.Families() {
-		chosen = append(chosen, p.OutputAddressesOf(f, s.node.addresses, inForce)...)
+		chosen = append(chosen, p.OutputAddressesOf(f, s.node.addresses, recorded)...)
 	}
-	return chosen, !slices.EqualFunc(chosen, inForce, sameOutput)
+	return chosen, !slices.EqualFunc(chosen, recorded, sameOutput)
 }
 
 func sameOutput(a, b policy.OutputAddress) bool {
@@ -155,8 +155,8 @@ func (s *State) outputs(before store.Record) (all []store.Outputs) {
 		}
 		o := store.Outputs{Chain: c.Policy.Chain, Items: c.Policy.OutputAddresses.Value}
 		for _, a := range c.Policy.Outputs {
-			inForce := policy.OutputAddress{Interface: a.Interface, Address: a.Address}
-			o.Addresses = append(o.Addresses, inForce)
+			chosen := policy.OutputAddress{Interface: a.Interface, Address: a.Address}
+			o.Addresses = append(o.Addresses, chosen)
 		}
 		if len(o.Items) > 0 {
 			all = append(all, o)
@@ -199,7 +199,7 @@ func (s *State) AmbiguousOutputs() (errs []error) {
 
 // NoOutputs returns the chains whose list results in no rule for a family of which the node has addresses.
 func (s *State) NoOutputs() (none []Inactive) {
-	for _, at := range s.lackOutputs() {
+	for _, at := range s.missingOutputs() {
 		if node := s.nodeAddressesOf(at.family); len(node) > 0 {
 			none = append(none, at.inactive("no usable address of the node is in outputAddresses (%s), so pods "+
 				"leave with the address that MASQUERADE takes; the node has %s: add a prefix of one of these that is "+
@@ -212,7 +212,7 @@ func (s *State) NoOutputs() (none []Inactive) {
 // NoAddresses returns the chains whose list has items of a family of which the node has no address, but those
 // of pods. One list is for all nodes, so that is no mistake.
 func (s *State) NoAddresses() (none []Inactive) {
-	for _, at := range s.lackOutputs() {
+	for _, at := range s.missingOutputs() {
 		if len(s.nodeAddressesOf(at.family)) == 0 {
 			none = append(none, at.inactive("the node has no address of this family, except those of pods, "+
 				"so outputAddresses (%s) has no effect for it", at.items()))
@@ -221,25 +221,25 @@ func (s *State) NoAddresses() (none []Inactive) {
 	return none
 }
 
-// lacksOutput is a policy whose list results in no rule for a family that has items.
-type lacksOutput struct {
+// missingOutput is a policy whose list results in no rule for a family that has items.
+type missingOutput struct {
 	policy *policy.Policy
 	family policy.Family
 }
 
-func (s *State) lackOutputs() (all []lacksOutput) {
+func (s *State) missingOutputs() (all []missingOutput) {
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		for _, f := range c.Policy.Families() {
 			if c.Err == nil && c.Policy.LacksOutput(f) {
-				all = append(all, lacksOutput{&c.Policy, f})
+				all = append(all, missingOutput{&c.Policy, f})
 			}
 		}
 	}
 	return all
 }
 
-func (l lacksOutput) items() string {
+func (l missingOutput) items() string {
 	var items []string
 	for _, item := range l.policy.OutputAddresses.Value {
 		items = append(items, item.String())
@@ -247,7 +247,7 @@ func (l lacksOutput) items() string {
 	return strings.Join(items, ", ")
 }
 
-func (l lacksOutput) inactive(format string, args ...any) Inactive {
+func (l missingOutput) inactive(format string, args ...any) Inactive {
 	return Inactive{policy.ChainFamily{Chain: l.policy.Chain, Family: l.family}, fmt.Errorf(format, args...)}
 }
 

@@ -49,8 +49,8 @@ func (e *Enforcer) exemptPods(s *State, listing podListing) {
 	}
 }
 
-// limitExemptPods leaves out the newest pods, whose ADDs fail, if a chain may not have rules for all. The others
-// stay exempt. A list of namespaces that is about more pods than that does not come into force.
+// limitExemptPods leaves out the newest pods, whose ADDs fail, if a chain may not have rules for all. The
+// others stay exempt. A list of namespaces that is about more pods than that does not come into force.
 func (e *Enforcer) limitExemptPods(s *State, c *Chain) {
 	b, err := e.Drivers.Open(c.Choice)
 	if err != nil || !slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces) {
@@ -251,8 +251,8 @@ func (s *State) ExemptionChanges() bool {
 }
 
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their
-// record was lost, only those of Attachments may do so, and those that an attachment of another namespace has
-// now: for other pods that is a change of the policy.
+// record was lost, only addresses of Attachments count (own), and those that a pod of another namespace had
+// (moved). That other addresses become exempt is a change of the policy then, whose reset is another one.
 func (x *exemptPods) passed(rec store.Record) []netip.Addr {
 	var passed []netip.Addr
 	for _, p := range podsWithout(x.Pods, rec.Pods) {
@@ -266,13 +266,13 @@ func (x *exemptPods) passed(rec store.Record) []netip.Addr {
 	if slices.Equal(x.Namespaces, rec.Namespaces) {
 		return passed
 	}
-	own := slices.Clone(x.moved)
+	passedAnyway := slices.Clone(x.moved)
 	for _, a := range passed {
 		if slices.Contains(x.own, a) {
-			own = append(own, a)
+			passedAnyway = append(passedAnyway, a)
 		}
 	}
-	return own
+	return passedAnyway
 }
 
 // podsWithout returns the pods whose address and namespace no other one has.

@@ -3,7 +3,6 @@
 package enforce
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -43,7 +42,11 @@ func (p *Proposal) Find(id policy.SourceID) *policy.Source {
 
 // Chain returns the chain of a source, or "".
 func (p *Proposal) Chain(id policy.SourceID) string {
-	return cmp.Or(p.Find(id), &policy.Source{}).Policy.Chain
+	source := p.Find(id)
+	if source == nil {
+		return ""
+	}
+	return source.Policy.Chain
 }
 
 // Add adds or replaces a source. If the policy of a network is older than the conflist on disk, Add keeps the
@@ -57,7 +60,7 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 			return nil
 		}
 		next.set(own)
-		return p.become(next, own)
+		return p.takeOver(next, own)
 	}
 	network := p.network(own, 1+lastOrder(p.Sources), disk, warn)
 	if network.isWritten {
@@ -67,7 +70,7 @@ func (p *Proposal) Add(own policy.Source, disk func() Conflists, warn func(error
 		return err
 	}
 	if network.policyChanges {
-		return p.become(next, network.source)
+		return p.takeOver(next, network.source)
 	}
 	*p = next
 	return nil
@@ -86,32 +89,34 @@ type proposedNetwork struct {
 func (p *Proposal) network(
 	own policy.Source, order int64, disk func() Conflists, warn func(error),
 ) proposedNetwork {
-	stored, found, from := p.Find(own.ID), own.PodSubnets, own.ConfDir
+	stored := p.Find(own.ID)
 	changes := stored == nil || !stored.Policy.Equal(own.Policy)
 	if changes && stored != nil && disk().HasEntryWith(own.ID.Name, stored.Policy) {
 		warn(fmt.Errorf("%s: this ADD has an older entry than the conflist on disk, which stays in force",
 			own.ID))
 		changes = false
 	}
-	if changes { // a changed source comes after those that are in force
-		own.Order = order
+	next := own
+	if changes {
+		next.Order = order // after the sources that are in force
 	} else {
-		own = *stored
+		next = *stored
 	}
-	own.PodSubnets = nil
-	if stored != nil {
-		own.PodSubnets = stored.PodSubnets
+	next.PodSubnets = nil
+	hasPluginFile := own.ConfDir != ""
+	hasNewSubnet := false
+	if !hasPluginFile {
+		if stored != nil {
+			next.PodSubnets = stored.PodSubnets
+		}
+		hasNewSubnet, _ = next.AddPodSubnets(own.PodSubnets...) // the plugin warns of too many
 	}
-	isNew, _ := own.AddPodSubnets(found...) // the plugin warns of too many
-	if from != "" {
-		own.PodSubnets = nil
-	}
-	isElsewhere := from != "" && own.ConfDir != from
-	isWritten := changes || isNew || isElsewhere
+	isElsewhere := hasPluginFile && next.ConfDir != own.ConfDir
+	isWritten := changes || hasNewSubnet || isElsewhere
 	if isWritten {
-		own.ConfDir = from
+		next.ConfDir = own.ConfDir
 	}
-	return proposedNetwork{own, changes, isWritten}
+	return proposedNetwork{next, changes, isWritten}
 }
 
 // AddNetworks adds networks as Add does, and returns the errors of those that it does not add. Networks
@@ -182,8 +187,8 @@ func loses(merged *policy.Policy, sources map[policy.SourceID]bool) bool {
 	return false
 }
 
-// become makes the proposal one with another policy of a source, unless the chain has too many rules then.
-func (p *Proposal) become(next Proposal, changed policy.Source) error {
+// takeOver makes the proposal the next one, unless the chain of the changed source has too many rules then.
+func (p *Proposal) takeOver(next Proposal, changed policy.Source) error {
 	if err := checkBounds(next.mergedChain(changed.Policy.Chain)); err != nil {
 		return fmt.Errorf("%s: %w", changed.ID, err)
 	}

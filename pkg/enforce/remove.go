@@ -125,7 +125,7 @@ func (e *Enforcer) RemoveAll(
 	owned, err := e.Drivers.Owned(ctx)
 	e.Warn(err)
 	for _, c := range owned {
-		if c.Owner == e.owner() && !slices.Contains(chains, c.Chain) {
+		if c.Owner == e.owner() && !c.Guard && !slices.Contains(chains, c.Chain) {
 			chains = append(chains, c.Chain)
 		}
 	}

@@ -31,11 +31,13 @@ func asksForSame(before, after *policy.Source) bool {
 }
 
 // resets returns the resets that are due after the rules are written: those on record, and those for what is
-// about to be written. A reset waits until no chain fails, so it is on record whatever can be written.
+// about to be written. They are put on record even if some chain fails: State.ResetsDue waits until none
+// does.
 //
-// Verdicts are compared, and not rules: a renamed chain deletes nothing. They are on record before rules are
-// written, so that a plugin that is killed loses none, unless another process walks before those rules are
-// repaired: a second write of the record for each change would be the price.
+// Verdicts are compared, and not rules: a renamed chain deletes nothing. Resets are on record before rules
+// are written, so that a plugin that is killed loses none. If another process walks before the rules of the
+// killed one are repaired, a reset is lost. To prevent that would take a second write of the record for each
+// change.
 func (s *State) resets(at int64) []store.Reset {
 	r := resetList{slices.Clone(s.onRecord.now.Resets), at}
 	r.addPassed(s.node.exempt.passed(s.onRecord.now))
@@ -43,20 +45,34 @@ func (s *State) resets(at int64) []store.Reset {
 	if len(s.resetting()) == 0 {
 		return r.list
 	}
-	untranslated := len(s.onRecord.now.Chains) == 0 || s.dropsMore() || s.lostRules()
-	if s.documents.before != nil {
-		remaining := s.remainingSources()
-		differs := !samePolicies(remaining, s.documents.after) && len(s.rulesDiff(anyChain))+len(s.Stale) > 0
-		isFirst := differs && len(remaining) == 0
-		untranslated = untranslated || isFirst || s.findsRange(remaining)
-		if differs && !isFirst {
-			r.add(store.Reset{Before: remaining, Pods: s.onRecord.now.Addresses()})
-		}
+	remaining := s.remainingSources()
+	if len(remaining) > 0 && s.verdictsChange(remaining) {
+		r.add(store.Reset{Before: remaining, Pods: s.onRecord.now.Addresses()})
 	}
-	if untranslated {
+	if s.mayBeUntranslated(remaining) {
 		r.add(store.Reset{})
 	}
 	return r.list
+}
+
+// verdictsChange reports whether the run changes rules because the policies change. Remaining are the sources
+// before it.
+func (s *State) verdictsChange(remaining []policy.Source) bool {
+	isChange := s.documents.before != nil && !samePolicies(remaining, s.documents.after)
+	return isChange && len(s.rulesDiff(anyChain))+len(s.Stale) > 0
+}
+
+// mayBeUntranslated reports whether there may be connections that should have been masqueraded and were not.
+func (s *State) mayBeUntranslated(remaining []policy.Source) bool {
+	isFirstWrite := len(s.onRecord.now.Chains) == 0
+	if isFirstWrite || s.dropsMore() || s.lostRules() {
+		return true
+	}
+	if s.documents.before == nil {
+		return false
+	}
+	areFirstPolicies := len(remaining) == 0 && s.verdictsChange(remaining)
+	return areFirstPolicies || s.findsRange(remaining)
 }
 
 // resetting returns the chains that reset connections and did not fail, by name.
@@ -212,36 +228,37 @@ func withoutFirstChange(resets []store.Reset) []store.Reset {
 	return resets
 }
 
-// addPassed adds addresses to the reset for those that passed to other pods, of which there is one.
+// addPassed adds addresses to the reset for those that passed to other pods.
 func (r *resetList) addPassed(addresses []netip.Addr) {
 	if len(addresses) == 0 {
 		return
 	}
-	var others []store.Reset
-	for _, x := range r.list {
-		if x.Passed == nil {
-			others = append(others, x)
-		}
-		addresses = append(addresses, x.Passed...)
-	}
-	slices.SortFunc(addresses, netip.Addr.Compare)
-	r.list = others
-	r.add(store.Reset{Passed: slices.Compact(addresses)})
+	all := slices.Concat(addresses, r.remove(isForPassed).Passed)
+	slices.SortFunc(all, netip.Addr.Compare)
+	r.add(store.Reset{Passed: slices.Compact(all)})
 }
 
-// addLeft adds addresses to the reset for those that left the node, of which there is one.
+// addLeft adds addresses to the reset for those that left the node.
 func (r *resetList) addLeft(addresses []store.ChainAddress) {
 	if len(addresses) == 0 {
 		return
 	}
-	var others []store.Reset
-	for _, x := range r.list {
-		if x.Left == nil {
-			others = append(others, x)
+	all := slices.Concat(addresses, r.remove(isForLeft).Left)
+	slices.SortFunc(all, store.ChainAddress.Compare)
+	r.add(store.Reset{Left: slices.Compact(all)})
+}
+
+func isForPassed(r store.Reset) bool { return r.Passed != nil }
+
+func isForLeft(r store.Reset) bool { return r.Left != nil }
+
+// remove removes the reset of a kind of which there is one at most, and returns it, or the zero Reset.
+func (r *resetList) remove(isOfKind func(store.Reset) bool) store.Reset {
+	for i, x := range r.list {
+		if isOfKind(x) {
+			r.list = slices.Delete(r.list, i, i+1)
+			return x
 		}
-		addresses = append(addresses, x.Left...)
 	}
-	slices.SortFunc(addresses, store.ChainAddress.Compare)
-	r.list = others
-	r.add(store.Reset{Left: slices.Compact(addresses)})
+	return store.Reset{}
 }

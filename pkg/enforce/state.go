@@ -55,7 +55,7 @@ type observed struct {
 // onRecord is the record of this boot.
 type onRecord struct {
 	now     store.Record // as it is on disk, or would be if recordLast had not failed
-	before  store.Record // the run
+	before  store.Record // as it was before the run
 	planned store.Record // to be on record before anything is written
 }
 
@@ -93,7 +93,7 @@ type Chain struct {
 	changed   bool              // the record has other addresses of outputAddresses, or other exempt pods
 }
 
-// fail sets the reason for which a sync does not write the chain, unless there is one.
+// fail sets the reason for which a sync does not write the chain, unless there is one. Nil is no reason.
 func (c *Chain) fail(err error) {
 	if c.Err == nil {
 		c.Err, c.failed = err, err

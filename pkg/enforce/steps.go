@@ -84,7 +84,7 @@ func (s *State) mustAsk() bool {
 	if s.run.asked || len(s.documents.unstored) == 0 {
 		return false
 	}
-	return len(s.onRecord.before.Chains) > 0 || s.hasRules()
+	return len(s.onRecord.before.Chains) > 0 || s.mayHaveRules()
 }
 
 // recordFirst records the chains that are about to be owned, besides those that are, and the resets that are
@@ -122,7 +122,7 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 // can be repaired with them: the run changes no policy, all documents can be read, and the record was written
 // for the same namespaces and outputAddresses. Otherwise the rules would be those of no policy.
 func (s *State) recordFits() bool {
-	isChange := s.documents.before != nil
+	isChange := s.documents.before != nil // or an ADD, which fails without the record of its pod
 	sameNamespaces := slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces)
 	if isChange || s.node.keepsAll || !sameNamespaces {
 		return false
@@ -372,7 +372,8 @@ func recordLast(_ context.Context, do effects, s *State) *State {
 func (s *State) isRecordTrue() bool { return reflect.DeepEqual(s.truth(), s.onRecord.now) }
 
 // truth returns what is to be on record when all is done: without the chains that were removed, and with what
-// a chain that could not be written had before.
+// a chain that could not be written had before. If addresses were not taken from the pods that had them
+// before, the record has those pods, so that the next run finds the addresses again.
 func (s *State) truth() store.Record {
 	truth := s.onRecord.now
 	truth.Chains = nil

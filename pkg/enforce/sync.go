@@ -11,9 +11,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Sync applies the difference that an observation found and returns the state after it. The caller
-// observed with the lock held, and not for the first time: a dump can be torn, so a difference is
-// repaired only if two observations have it. Errors are reported per chain, in the State.
+// Sync applies the difference that an observation found and returns the state after it. The caller observed
+// with the lock held, and not for the first time: a dump can be torn, so a difference is repaired only if the
+// last one of several observations has it. Errors are reported per chain, in the State.
 func (e *Enforcer) Sync(ctx context.Context, before *State, lock *store.Lock) *State {
 	if before.InSync() {
 		return before
@@ -89,20 +89,24 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 	return s
 }
 
-// check takes the steps from an observation, and writes nothing.
+// check takes the steps from an observation, and asks the kernel in place of writing. What it accepts no
+// longer differs, and the errors say what it refuses. Only the difference of guards stays if they fail: it
+// says which chains that is about.
 func (e *Enforcer) check(ctx context.Context, s *State) *State {
 	s.run.asked = true
 	s.begin(store.BootTime())
 	s = run(ctx, s, asks{e})
 	guardDiff := s.Guard.Diff
 	s.discardDiff()
-	if s.Guard.Err != nil { // it says which chains that is about
+	if s.Guard.Err != nil {
 		s.Guard.Diff = guardDiff
 	}
 	return s
 }
 
-// begin takes what was observed as read with the lock held.
+// begin takes the tables as read often enough: the caller has observed twice what differs. Those of
+// iptables-legacy have no generation, and would be read again before each write. The guard tables have one,
+// and are read again if they could be torn.
 func (s *State) begin(now int64) {
 	s.run.began, s.onRecord.before = now, s.onRecord.now
 	for i := range s.observed.tables {

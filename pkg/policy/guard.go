@@ -160,14 +160,14 @@ type Transition struct {
 	AllWritten   bool // so have all chains, and no chain is left that no policy wants
 }
 
-// During returns the guard that is right for the rules in the kernel, and whether there is one. Observed is the
-// guard in the kernel, which is right for these rules if it drops or binds packets, or nil.
+// During returns the guard that is right for the rules in the kernel, and whether there is one. Observed is
+// the guard in the kernel, which is right for these rules if it drops or binds packets, or nil.
 //
 // Neither before the rules change nor after it may a guard drop what they exempt, or bind what they
-// masquerade. So the guards of a change are written twice, before the NAT rules and after them. If the desired
-// guards were written once, they would drop packets that the present rules exempt, or bind connections that
-// the present rules masquerade, until the rules follow. Without guards meanwhile, packets that no rule
-// translates would leave.
+// masquerade. So the guards of a change are written twice, before the NAT rules and after them. If the
+// desired guards were written once, they would drop packets that the present rules exempt, or bind
+// connections that the present rules masquerade, until the rules follow. Without guards meanwhile, packets
+// that no rule translates would leave.
 func (g Guard) During(t Transition, observed *Guard) (Guard, bool) {
 	switch {
 	case t.ChainWritten && t.AllWritten:
