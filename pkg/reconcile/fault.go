@@ -86,7 +86,7 @@ type Problem struct {
 	Err     error           `json:"-"`
 	Waiting bool            `json:"-"` // for something that is expected to come by itself
 
-	isBesideRules bool // the rules in the kernel are right all the same
+	BesideRules bool `json:"-"` // the rules in the kernel are right all the same
 }
 
 // problemFields are those that JSON writes as they are.
@@ -125,7 +125,7 @@ func (w FindingWarning) Unwrap() error { return w.error }
 // aboutRules reports whether the rules of policies in force are affected, rather than a policy that
 // is not in force, or what a later sync or an ADD needs.
 func (p Problem) aboutRules() bool {
-	return p.Source == (policy.SourceID{}) && p.failure() && !p.isBesideRules
+	return p.Source == (policy.SourceID{}) && p.failure() && !p.BesideRules
 }
 
 // failure reports whether something could not be read or written, rather than that it is invalid.

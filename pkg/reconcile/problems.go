@@ -46,7 +46,7 @@ func (n *Node) addSourceProblems(r *Report) {
 	if s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
 		const remedy = "set cni_conf_dir to the directory that the runtime reads, or repair this one"
 		err := fmt.Errorf("%w; %s", s.ConfDirErr, remedy)
-		r.add(Problem{Reason: ReasonState, Err: err, isBesideRules: true})
+		r.add(Problem{Reason: ReasonState, Err: err, BesideRules: true})
 	}
 	for _, list := range s.ConfDir.Conflists {
 		if list.Err != nil {
@@ -194,7 +194,7 @@ func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 		if err != nil {
 			err = fmt.Errorf("the rules are correct, but a repair would fail: "+
 				"write the rules of chain %s in %s: %w", chain, c.Choice, err)
-			r.add(Problem{Reason: ReasonRules, Chain: chain, Err: err, isBesideRules: true})
+			r.add(Problem{Reason: ReasonRules, Chain: chain, Err: err, BesideRules: true})
 		}
 	}
 }
@@ -279,7 +279,7 @@ func (n *Node) AddDiskProblem(r *Report) {
 	if err := n.Dir.CheckWritable(); isDiskFault(err) {
 		const until = "until then pods cannot start, nor is any rule written after a reboot"
 		err = fmt.Errorf("%w; %s", err, until)
-		r.add(Problem{Reason: ReasonState, Err: err, isBesideRules: true})
+		r.add(Problem{Reason: ReasonState, Err: err, BesideRules: true})
 	}
 }
 
