@@ -157,7 +157,7 @@ chain c { ` + base + ` meta mark set ip daddr map @m; meta mark 0x10 masquerade 
 }`, "untouched"},
 		{"what adds to a set", `table ip x { set s { type ipv4_addr; flags dynamic; size 10; }
 chain c { ` + base + ` add @s { ip saddr} ip daddr @s masquerade }
-}`, "update @s ip daddr @s masquerade | untouched"},
+}`, "add @s { ip saddr } ip daddr @s masquerade | untouched"},
 		{"priorities", `table ip x { chain c { type nat hook postrouting priority 300; masquerade comment "late"; }
 }
 table ip y { chain c { type nat hook postrouting priority -100; masquerade comment "early"; }
@@ -247,7 +247,7 @@ func TestPrefixTranslation(t *testing.T) {
 			isolate(t)
 			feed(t, "*mangle\n-A POSTROUTING -s fd00:1::/64 -j SNPT --src-pfx fd00:1::/64 --dst-pfx 2001:db8::/64\nCOMMIT\n", "ip6tables-"+variant+"-restore")
 			p := Packet{Src: netip.MustParsePrefix("fd00:1::5/128"), Dst: HostPrefix(netip.MustParseAddr("2001:db8::7")), Out: "eth0"}
-			assert.Equal(t, "answer", answer(ruleset(t, policy.IPv6).Judge(p, ownedBinds)), "-A POSTROUTING -s fd00:1::/64 -j SNPT | untouched")
+			assert.Equal(t, "answer", answer(ruleset(t, policy.IPv6).Judge(p, ownedBinds)), "-A POSTROUTING -s fd00:1::/64 -j SNPT … | untouched")
 		})
 	}
 }
@@ -263,7 +263,7 @@ func TestLocalSource(t *testing.T) {
 				"-A POSTROUTING -m addrtype --src-type LOCAL -j ACCEPT", "-A POSTROUTING -j SNAT --to-source 192.0.2.8")
 			p := pod("10.9.9.9")
 			p.SrcLocal = Yes
-			assert.Equal(t, "answer", answer(ruleset(t, policy.IPv4).Judge(p, ownedBinds)), "-A POSTROUTING -m addrtype --src-type 0x2 -j MASQUERADE | untouched")
+			assert.Equal(t, "answer", answer(ruleset(t, policy.IPv4).Judge(p, ownedBinds)), "-A POSTROUTING -m addrtype --src-type UNICAST --limit-iface-out -j MASQUERADE | untouched")
 		})
 	}
 }

@@ -20,7 +20,7 @@ func randomExpr(t *rapid.T) nfnetlink.Expr {
 	register := nfnetlink.Register(rapid.IntRange(0, 25).Draw(t, "register"))
 	other := nfnetlink.Register(rapid.IntRange(0, 25).Draw(t, "other register"))
 	number := rapid.Uint32Range(0, 40)
-	switch rapid.IntRange(0, 17).Draw(t, "kind") {
+	switch rapid.IntRange(0, 23).Draw(t, "kind") {
 	case 0:
 		return nfnetlink.Payload{Base: number.Draw(t, "base"), Offset: number.Draw(t, "offset"), Len: number.Draw(t, "len"), Dreg: register}
 	case 1:
@@ -57,7 +57,21 @@ func randomExpr(t *rapid.T) nfnetlink.Expr {
 	case 16:
 		return nfnetlink.Verdict{Code: nfnetlink.VerdictCode(rapid.IntRange(-6, 4).Draw(t, "code")), Chain: "b"}
 	}
-	return nfnetlink.Unknown{Kind: rapid.SampledFrom([]string{"nat", "masq", "meta", "queue", "odd"}).Draw(t, "unknown")}
+	switch rapid.IntRange(0, 7).Draw(t, "another kind") {
+	case 0:
+		return nfnetlink.SetPayload{Base: number.Draw(t, "base"), Offset: number.Draw(t, "offset"), Len: number.Draw(t, "len"), Sreg: register}
+	case 1:
+		return nfnetlink.Dynset{Set: "s", Op: number.Draw(t, "op"), Key: register}
+	case 2:
+		return nfnetlink.MapLookup{Set: "__set0", Sreg: register, Dreg: nfnetlink.VerdictRegister}
+	case 3:
+		return nfnetlink.Masq{Flags: number.Draw(t, "flags"), ProtoMin: register, ProtoMax: other}
+	case 4:
+		return nfnetlink.Numgen{Modulus: number.Draw(t, "modulus"), Dreg: register}
+	case 5:
+		return nfnetlink.Lookup{Set: "__set0", Sreg: register, Not: true}
+	}
+	return nfnetlink.Unknown{Kind: rapid.SampledFrom([]string{"nat", "masq", "meta", "queue", "odd", "limit", nfnetlink.NoTrack}).Draw(t, "unknown")}
 }
 
 // TestOddRules judges and prints rules of any expressions, for packets of both families: it must not panic.
@@ -69,8 +83,13 @@ func TestOddRules(t *testing.T) {
 		tab := newTable(place)
 		for _, name := range []string{"__set0", "s"} {
 			tab.sets[name] = newSet(nfnetlink.Contents{
-				Set:      nfnetlink.Set{Name: name, KeyLen: rapid.SampledFrom([]uint32{0, 4, 4, 4, 20, 70}).Draw(t, "key length")},
-				Elements: []nfnetlink.Element{{Key: []byte{10, 0, 0, 1}, Data: []byte{1}}},
+				Set: nfnetlink.Set{Name: name, KeyLen: rapid.SampledFrom([]uint32{0, 4, 4, 4, 20, 70}).Draw(t, "key length")},
+				Elements: rapid.SampledFrom([][]nfnetlink.Element{
+					{{Key: []byte{10, 0, 0, 1}, Data: []byte{1}}},
+					{{Key: []byte{10, 0, 0, 1}, Verdict: &nfnetlink.Verdict{Code: nfnetlink.Jump, Chain: "b"}}},
+					{{Key: []byte{10, 0, 0, 1}, KeyEnd: []byte{10, 0, 0}}, {CatchAll: true}},
+				}).Draw(t, "elements"),
+				Fields: rapid.SampledFrom([][]int{nil, {4}, {4, 16}}).Draw(t, "fields"),
 			})
 		}
 		c := &chain{place: place}

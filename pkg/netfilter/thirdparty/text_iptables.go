@@ -3,10 +3,10 @@
 package thirdparty
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -16,32 +16,40 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// inIPTables writes an expression as iptables-save does. What iptables has no option for is written as nft
-// does.
-func (p *printer) inIPTables(e nfnetlink.Expr) {
-	if p.load(e) {
-		return
+// iptablesPrinter writes the expressions of a rule as iptables-save does. What iptables has no option for is
+// written as nft does.
+type iptablesPrinter struct {
+	nftPrinter
+	options  []option
+	protocol string // that -p states
+}
+
+// option is one that iptables-save prints before matches and target, in the order of ranks.
+type option struct {
+	rank int
+	text string
+}
+
+func (p *iptablesPrinter) text() string {
+	for _, e := range p.rule.Exprs {
+		p.expression(e)
 	}
+	slices.SortStableFunc(p.options, func(a, b option) int { return cmp.Compare(a.rank, b.rank) })
+	words := []string{"-A", plain(p.rule.Chain)}
+	for _, o := range p.options {
+		words = append(words, o.text)
+	}
+	return strings.Join(slices.Concat(words, p.words), " ")
+}
+
+func (p *iptablesPrinter) expression(e nfnetlink.Expr) {
 	switch e := e.(type) {
 	case nfnetlink.Cmp:
+		p.compare(e)
+	case nfnetlink.Range: // of ports
 		held := p.held[slot(e.Sreg)]
-		if held.name == "meta mark" && len(e.Data) == 4 && (held.mask == nil || len(held.mask) == 4) {
-			p.markMatch(e, held.mask)
-			return
-		}
-		at := slices.Index(optionNames(), optionFor(held.name))
-		isEquality := e.Op == nfnetlink.Equal || e.Op == nfnetlink.NotEqual
-		if at < 0 || !isEquality {
-			p.inNFT(e)
-			return
-		}
-		if e.Op == nfnetlink.NotEqual {
-			p.options[at] = append(p.options[at], "!")
-		}
-		p.options[at] = append(p.options[at], optionNames()[at], p.optionValue(held, e.Data))
-		protocol := p.options[protocolOption]
-		if at >= matchOption && len(protocol) > 0 {
-			p.options[matchOption] = []string{"-m", protocol[len(protocol)-1]}
+		if !p.option(held, e.Op, held.valueText(e.From)+":"+held.valueText(e.To)) {
+			p.nftPrinter.expression(e)
 		}
 	case nfnetlink.Match:
 		p.match(e)
@@ -49,72 +57,109 @@ func (p *printer) inIPTables(e nfnetlink.Expr) {
 		p.target(e)
 	case nfnetlink.Masq:
 		p.add("-j MASQUERADE")
+		ports := p.between(e.ProtoMin, e.ProtoMax)
+		if ports != "" {
+			p.add("--to-ports", ports)
+		}
+		p.natFlags(e.Flags)
 	case nfnetlink.Verdict:
 		p.add(iptablesVerdict(e))
 	default:
-		p.inNFT(e)
+		p.nftPrinter.expression(e)
 	}
 }
 
-// optionNames are the options in the order in which iptables-save prints them.
-func optionNames() []string {
-	return []string{"-s", "-d", "-i", "-o", "-p", "-m", "--sport", "--dport"}
-}
-
-// Positions among the options: of the protocol, of the match that has its ports, and their number.
-const protocolOption, matchOption, optionCount = 4, 5, 8
-
-func optionFor(name string) string {
+// optionFor returns the option that compares an operand, "" if there is none, and its rank.
+func optionFor(name string) (word string, rank int) {
 	switch name {
 	case "ip saddr", "ip6 saddr":
-		return "-s"
+		return "-s", 0
 	case "ip daddr", "ip6 daddr":
-		return "-d"
-	case "oifname":
-		return "-o"
+		return "-d", 1
 	case "iifname":
-		return "-i"
+		return "-i", 2
+	case "oifname":
+		return "-o", 3
 	case "meta l4proto", "ip protocol":
-		return "-p"
+		return "-p", 4
 	case "th sport":
-		return "--sport"
+		return "--sport", 6
 	case "th dport":
-		return "--dport"
+		return "--dport", 7
 	}
-	return ""
+	return "", 0
 }
 
-func (p *printer) optionValue(held operand, data []byte) string {
+// matchRank is the rank of the match that has the ports.
+const matchRank = 5
+
+func (p *iptablesPrinter) compare(e nfnetlink.Cmp) {
+	held := p.held[slot(e.Sreg)]
+	isEquality := e.Op == nfnetlink.Equal || e.Op == nfnetlink.NotEqual
+	switch {
+	case !isEquality:
+		p.nftPrinter.compare(e)
+	case held.name == "meta mark" && len(e.Data) == 4 && e.Op == nfnetlink.NotEqual:
+		p.add("-m mark ! --mark", markText(e.Data, held.mask))
+	case held.name == "meta mark" && len(e.Data) == 4:
+		p.add("-m mark --mark", markText(e.Data, held.mask))
+	case !p.option(held, e.Op, p.optionValue(held, e.Data)):
+		p.nftPrinter.compare(e)
+	}
+}
+
+// option writes the option that compares an operand, and reports whether there is one.
+func (p *iptablesPrinter) option(held operand, op nfnetlink.CmpOp, value string) bool {
+	word, rank := optionFor(held.name)
+	if word == "" {
+		return false
+	}
+	if word == "-p" {
+		p.protocol = value
+	}
+	match := option{matchRank, "-m " + p.protocol}
+	if rank > matchRank && p.protocol != "" && !slices.Contains(p.options, match) {
+		p.options = append(p.options, match)
+	}
+	text := word + " " + value
+	if op == nfnetlink.NotEqual {
+		text = "! " + text
+	}
+	p.options = append(p.options, option{rank, text})
+	return true
+}
+
+func (p *iptablesPrinter) optionValue(held operand, data []byte) string {
 	switch {
 	case strings.HasSuffix(held.name, "ifname"):
-		name, _, isExact := strings.Cut(string(data), "\x00")
-		if !isExact {
-			name += "+"
-		}
-		return plain(name)
-	case strings.HasSuffix(held.name, "addr"):
-		text := prefixText(data, held.mask, addressSize(p.family))
-		if strings.Contains(text, "/") {
-			return text
-		}
-		return fmt.Sprintf("%s/%d", text, 8*addressSize(p.family))
+		return plain(interfaceText(data, "+"))
+	case held.isAddress():
+		return addressText(data, held.mask, addressSize(p.family))
 	}
-	return p.value(held.name, data)
+	return held.valueText(data)
 }
 
-func (p *printer) markMatch(e nfnetlink.Cmp, mask []byte) {
-	p.add("-m mark")
-	if e.Op == nfnetlink.NotEqual {
-		p.add("!")
+// addressText writes an address with the length of its prefix, or with a mask that is not that of a prefix.
+func addressText(data, mask []byte, size int) string {
+	text, isPrefix := prefixText(data, mask, size)
+	switch {
+	case !isPrefix:
+		return operand{}.valueText(data) + "/" + operand{}.valueText(mask)
+	case !strings.Contains(text, "/"):
+		return fmt.Sprintf("%s/%d", text, 8*size)
 	}
-	text := fmt.Sprintf("0x%x", binary.NativeEndian.Uint32(e.Data))
-	if mask != nil {
+	return text
+}
+
+func markText(value, mask []byte) string {
+	text := fmt.Sprintf("0x%x", binary.NativeEndian.Uint32(value))
+	if len(mask) == 4 && binary.NativeEndian.Uint32(mask) != math.MaxUint32 {
 		text += fmt.Sprintf("/0x%x", binary.NativeEndian.Uint32(mask))
 	}
-	p.add("--mark", text)
+	return text
 }
 
-func (p *printer) match(e nfnetlink.Match) {
+func (p *iptablesPrinter) match(e nfnetlink.Match) {
 	p.add("-m", plain(e.Xt))
 	switch {
 	case (e.Xt == "tcp" || e.Xt == "udp") && len(e.Info) >= 8:
@@ -128,18 +173,23 @@ func (p *printer) match(e nfnetlink.Match) {
 		if e.Info[8] != 0 {
 			p.add("!")
 		}
-		value, mask := binary.NativeEndian.Uint32(e.Info), binary.NativeEndian.Uint32(e.Info[4:])
-		p.add("--mark", fmt.Sprintf("0x%x/0x%x", value, mask))
+		p.add("--mark", markText(e.Info[:4], e.Info[4:8]))
 	case e.Xt == "addrtype" && len(e.Info) >= 8:
 		flags := binary.NativeEndian.Uint32(e.Info[4:])
 		p.addressType("--src-type", binary.NativeEndian.Uint16(e.Info), flags&1 != 0)
 		p.addressType("--dst-type", binary.NativeEndian.Uint16(e.Info[2:]), flags&2 != 0)
+		if flags&4 != 0 {
+			p.add("--limit-iface-in")
+		}
+		if flags&8 != 0 {
+			p.add("--limit-iface-out")
+		}
 	default:
-		p.add("…") // its options
+		p.add(unprinted)
 	}
 }
 
-func (p *printer) ports(option string, info []byte) {
+func (p *iptablesPrinter) ports(option string, info []byte) {
 	first, last := binary.NativeEndian.Uint16(info), binary.NativeEndian.Uint16(info[2:])
 	switch {
 	case first == 0 && last == math.MaxUint16:
@@ -150,31 +200,53 @@ func (p *printer) ports(option string, info []byte) {
 	}
 }
 
-func (p *printer) addressType(option string, types uint16, inverted bool) {
+func (p *iptablesPrinter) addressType(option string, types uint16, inverted bool) {
 	if types == 0 {
 		return
 	}
 	if inverted {
 		p.add("!")
 	}
-	name := "LOCAL"
-	if types != 1<<unix.RTN_LOCAL {
-		name = fmt.Sprintf("0x%x", types)
+	names := []string{"UNSPEC", "UNICAST", "LOCAL", "BROADCAST", "ANYCAST", "MULTICAST", "BLACKHOLE"} // RTN_*
+	var of []string
+	for i, name := range names {
+		if types&(1<<i) != 0 {
+			of = append(of, name)
+		}
 	}
-	p.add(option, name)
+	p.add(option, strings.Join(of, ","))
 }
 
-func (p *printer) target(e nfnetlink.Target) {
+func (p *iptablesPrinter) target(e nfnetlink.Target) {
 	p.add("-j", plain(e.Xt))
-	if e.Xt == "CT" && e.IsNoTrack() {
+	switch {
+	case e.Xt == "CT" && e.IsNoTrack():
 		p.add("--notrack")
+	case e.Xt == "MARK" && e.Rev == 2 && len(e.Info) >= 8:
+		p.add("--set-xmark", markText(e.Info[:4], e.Info[4:8]))
+	case e.Xt == "MASQUERADE" || e.Xt == "SNAT":
+		to := nfnetlink.Decode(p.family, nfnetlink.Rule{Exprs: []nfnetlink.Expr{e}}, nil).To
+		if to.Address.IsValid() {
+			p.add("--to-source", to.Address.String())
+		}
+		if to.PortMin != 0 && e.Xt == "MASQUERADE" {
+			p.add("--to-ports", fmt.Sprintf("%d-%d", to.PortMin, to.PortMax))
+		}
+		p.natFlags(to.Flags)
+	case slices.ContainsFunc(e.Info, func(b byte) bool { return b != 0 }):
+		p.add(unprinted)
 	}
-	if e.Xt != "SNAT" {
-		return
+}
+
+func (p *iptablesPrinter) natFlags(flags uint32) {
+	switch {
+	case flags&unix.NF_NAT_RANGE_PROTO_RANDOM_FULLY != 0:
+		p.add("--random-fully")
+	case flags&unix.NF_NAT_RANGE_PROTO_RANDOM != 0:
+		p.add("--random")
 	}
-	d := nfnetlink.Decode(p.family, nfnetlink.Rule{Exprs: []nfnetlink.Expr{e}}, nil)
-	if d.To.Address != (netip.Addr{}) {
-		p.add("--to-source", d.To.Address.String())
+	if flags&unix.NF_NAT_RANGE_PERSISTENT != 0 {
+		p.add("--persistent")
 	}
 }
 
