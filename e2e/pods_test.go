@@ -367,6 +367,42 @@ func TestExemptPodsBound(t *testing.T) {
 	}
 }
 
+// TestListBeyondTheBound: a changed list of namespaces that is about too many addresses does not come into force.
+// The commands are about the list that stays, and say why.
+func TestListBeyondTheBound(t *testing.T) {
+	t.Parallel()
+	const each, pods = 64, policy.MaxExemptPods/64 + 1
+	n := newNode(t, backends()[1])
+	conf := object{"nonMasqueradeNamespaces": []string{"prod"}}
+	n.conflist(t, "podnet", conf)
+	add := func(id, namespace string, addresses ...string) {
+		n.call(t, conf, call{"ADD", id, "K8S_POD_NAMESPACE=" + namespace, addresses}).want(t, 0)
+	}
+	for pod := range pods {
+		var list []string
+		for i := range each {
+			list = append(list, fmt.Sprintf("10.1.%d.%d/16", 1+pod, 1+i))
+		}
+		add(fmt.Sprint("pod", pod), "dev", list...)
+	}
+	add("exempt", "prod", "10.1.200.1/16")
+	n.startReconciler(t).untilReady(t)
+	n.conflist(t, "podnet", object{"nonMasqueradeNamespaces": []string{"prod", "dev"}})
+	says := []string{"cannot be applied; the last good policy stays", "1089 addresses", "Remedy: Correct a policy"}
+	var status string
+	timelimit.Await(timelimit.Wait, func() bool {
+		status, _, _ = n.reconciler(t, "status")
+		return strings.Contains(status, says[0])
+	})
+	says = append(says, "IP-MASQ-AGENT  ipv4", fmt.Sprintf("Pods:        %d, of which 1 exempt by namespace", pods+1))
+	if missing := lacking(status, says); len(missing) > 0 {
+		t.Errorf("status does not say %q:\n%s", missing, status)
+	}
+	n.wantSays(t, 0, []string{"10.1.1.1: masqueraded", "agrees"}, "explain", "1.2.3.4", "--from", "10.1.1.1")
+	n.wantSays(t, 0, []string{"10.1.200.1: exempt", "agrees"}, "explain", "1.2.3.4", "--from", "10.1.200.1")
+	n.wantSays(t, 1, []string{"pending", says[0]}, "check")
+}
+
 // TestExemptPodsEnforced: enforceExempt binds the traffic of exempt pods to any destination, and drops no packet of theirs.
 func TestExemptPodsEnforced(t *testing.T) {
 	onEveryBackend(t, func(t *testing.T, n *node) {

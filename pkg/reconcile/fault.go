@@ -43,9 +43,10 @@ type Fault struct {
 func Faults() []Fault {
 	return []Fault{
 		{ReasonRules, "Rules differ, or may differ, from what the sources ask for.",
-			"A reconciler that runs repairs the rules within a second. Without one, start it or run " +
-				"ip-masq-reconciler once. If another program wrote rules of the chain, delete them, or, if the " +
-				"chain is in the backend that ip-masq uses, state another masqChain."},
+			"Correct a policy that cannot be applied. A reconciler that runs repairs all other rules within " +
+				"a second. Without one, start it or run ip-masq-reconciler once. If another program wrote " +
+				"rules of the chain, delete them, or, if the chain is in the backend that ip-masq uses, state " +
+				"another masqChain."},
 		{ReasonState, "The dataDir or the directory of conflists cannot be used.",
 			"Free space, make the directory writable, or state the right one in data_dir or cni_conf_dir " +
 				"and restart the reconciler. " +

@@ -5,6 +5,7 @@ package reconcile
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -25,12 +26,43 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 		e := n.Enforcer(src, r.warn)
 		r.OtherDataDir = n.checkDataDir(ctx, e, src)
 		r.Rules = observe(ctx, e, &p.Proposal, r.State.Record)
+		if r.refuseBeyondBounds(p.Changed) {
+			r.Stored = r.State.Sources
+			r.Rules = observe(ctx, e, n.stored(r.State), r.State.Record)
+		}
 	}
 	if r.OtherDataDir != nil {
 		r.Dropped = nil
 	}
 	n.addProblems(ctx, r)
 	return r
+}
+
+// refuseBeyondBounds reports whether changed sources ask for more rules than their chain can have, such as by a
+// namespace with too many pods, and adds these as problems. A sync applies none of them, so a dry run is about
+// the stored policies, which stay in force.
+func (r *Report) refuseBeyondBounds(changed []policy.Source) (isRefused bool) {
+	for _, source := range changed {
+		c := r.Rules.Find(source.Policy.Chain)
+		if c == nil {
+			continue
+		}
+		bound, isBeyond := errors.AsType[*policy.BoundError](c.Err)
+		if isBeyond {
+			r.refuse(source.ID, bound)
+			isRefused = true
+		}
+	}
+	return isRefused
+}
+
+// refuse adds that the policy of a source cannot be applied.
+func (r *Report) refuse(source policy.SourceID, err error) {
+	what := "the policy cannot be applied"
+	if r.State.Find(source) != nil {
+		what = "the new policy cannot be applied; the last good policy stays"
+	}
+	r.add(Problem{Reason: ReasonRules, Source: source, Err: fmt.Errorf("%s: %s: %w", source, what, err)})
 }
 
 // Sync enforces what the sources ask for. When everything is correct it only reads, without the lock.
@@ -278,11 +310,7 @@ func (n *Node) applyChanges(
 		if err == nil {
 			continue
 		}
-		what := "the policy cannot be applied"
-		if r.State.Find(c.ID) != nil {
-			what = "the new policy cannot be applied; the last good policy stays"
-		}
-		r.add(Problem{Reason: ReasonRules, Source: c.ID, Err: fmt.Errorf("%s: %s: %w", c.ID, what, err)})
+		r.refuse(c.ID, err)
 	}
 	isApplied := func(s policy.SourceID) bool { return slices.Contains(r.Applied, s) }
 	r.Pending = slices.DeleteFunc(r.Pending, isApplied)
