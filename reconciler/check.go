@@ -20,10 +20,10 @@ import (
 // answer is the output of check and once as JSON.
 type answer struct {
 	Result     reconcile.Result   `json:"result,omitempty"` // of once
-	Right      bool               `json:"right"`
-	Drift      []policy.Change    `json:"drift"`
-	Applied    []string           `json:"adopted"` // sources whose policy was applied
-	Pending    []string           `json:"pending"` // sources whose policy is not applied yet
+	Right      bool               `json:"right"`            // of check: rules and sources; of once: the node is ready
+	Drift      []policy.Change    `json:"drift"`            // of check: what differs; of once: what was repaired
+	Applied    []string           `json:"adopted"`          // sources whose policy was applied
+	Pending    []string           `json:"pending"`          // sources whose policy is not applied yet
 	Dropped    []string           `json:"dropped"`
 	Reset      uint64             `json:"connectionsReset,omitempty"` // connections that once reset
 	Stale      []string           `json:"stale"`                      // chains that no source asks for
@@ -72,10 +72,11 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	r := node.Check(c.Context())
 	node.AddDiskProblem(r)
 	drift := cmp.Or(r.Rules, &enforce.State{}).Diff()
-	sourceProblems := node.problems(r, r.Obstacles())
-	right := !r.Differs() && len(sourceProblems) == 0
-	// With other faults, such as a missing plugin, the rules can be right. The exit code is that of a fault
-	// all the same, with and without a reconciler that reports it.
+	// right is about the rules and their sources; the exit code is about everything. With other faults, such as
+	// a missing plugin, the rules can be right, and the exit code is that of a fault, with and without a
+	// reconciler that reports it.
+	appliesSources := len(node.problems(r, r.Obstacles())) == 0
+	right := !r.Differs() && appliesSources
 	node.addReadiness(c.Context(), r)
 	problems := node.problems(r, r.Obstacles())
 	if a.json() {
@@ -86,7 +87,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 		node.printSettingsOrigin(a)
 		warn(a, r.Warnings)
 		err = joined(problems)
-		a.printDifferences(r, drift, len(sourceProblems) == 0)
+		a.printDifferences(r, drift, appliesSources)
 		if right {
 			fmt.Fprintln(a.out, summary(r))
 		}
@@ -100,7 +101,7 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	return errDrift
 }
 
-// printDifferences prints drift, and sources that once applies unless it may have the same problems as check.
+// printDifferences prints drift and pending sources. If applies is set, "once" would apply these sources.
 func (a *app) printDifferences(r *reconcile.Report, drift policy.Diff, applies bool) {
 	if r.Differs() {
 		fmt.Fprintf(a.out, "%s: the kernel does not have what the sources ask for:\n", reconcile.ReasonRules)
@@ -115,19 +116,19 @@ func (a *app) printDifferences(r *reconcile.Report, drift policy.Diff, applies b
 // pendingText says what is to be done about a source whose policy is not stored. The rules can be right all
 // the same, such as those of an agent's chain, or where the policy leaves open what was stated before.
 func pendingText(r *reconcile.Report, source policy.SourceID, applies bool) string {
-	text := fmt.Sprintf("pending: %s: the current policy is not applied yet", source)
-	command := "; ip-masq-reconciler once applies it"
-	if applies && !r.Differs() {
-		text = fmt.Sprintf("pending: %s: the rules are right, and the policy is not stored yet", source)
-		command = "; ip-masq-reconciler once stores it"
-		if changed := r.Changed(source); r.State.Find(source) != nil && len(changed) > 0 {
-			text += " (changed: " + strings.Join(changed, ", ") + ")"
-		}
+	const isPending = "pending: %s: the current policy is not applied yet"
+	if !applies {
+		return fmt.Sprintf(isPending, source)
 	}
-	if applies {
-		text += command
+	if r.Differs() {
+		return fmt.Sprintf(isPending+"; ip-masq-reconciler once applies it", source)
 	}
-	return text
+	changes := ""
+	if changed := r.Changed(source); r.State.Find(source) != nil && len(changed) > 0 {
+		changes = " (changed: " + strings.Join(changed, ", ") + ")"
+	}
+	return fmt.Sprintf("pending: %s: the rules are right, and the policy is not stored yet%s; "+
+		"ip-masq-reconciler once stores it", source, changes)
 }
 
 func (a *app) once(c *cobra.Command, _ []string) error {

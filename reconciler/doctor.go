@@ -99,14 +99,14 @@ func (n *inspection) findings(ctx context.Context, r *reconcile.Report) []diagno
 // behind Multus.
 func (n *inspection) multusErr() error {
 	used, err := conflist.Find(n.Settings.CNIConfDir, n.Settings.Conflist.Network)
-	hasEntry := used.Entries > 0 // a missing entry is another finding
-	switch {
-	case err == nil && hasEntry:
-		return used.MultusErr
-	case hasEntry || errors.Is(err, conflist.ErrDelegate):
+	if errors.Is(err, conflist.ErrDelegate) {
 		return err
 	}
-	return nil
+	isElsewhere := err != nil || used.Entries == 0 // another finding says so
+	if isElsewhere {
+		return nil
+	}
+	return used.MultusErr
 }
 
 // iptablesVersion returns the version of a variant of iptables, or that there is none.
@@ -120,10 +120,10 @@ func (n *inspection) iptablesVersion(ctx context.Context, variant string) string
 }
 
 // podsWithoutRecord returns a line for each cause why pods have no record.
-func (n *inspection) podsWithoutRecord(r *reconcile.Report, hadADD int) (lines []string) {
-	if hadADD > 0 {
+func (n *inspection) podsWithoutRecord(r *reconcile.Report, withADD int) (lines []string) {
+	if withADD > 0 {
 		const cause = "that had an ADD: an earlier version made the record, or it is damaged"
-		lines = append(lines, fmt.Sprintf("%d %s", hadADD, cause))
+		lines = append(lines, fmt.Sprintf("%d %s", withADD, cause))
 	}
 	return append(lines, reconcile.DescribeUnrecorded(n.unrecordedPods(r))...)
 }

@@ -113,7 +113,8 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	}
 	q.Pod = diagnose.HolderOf(q.Src.Unmap(), pods)
 	from := routeTo(q.Src)
-	q.DstLocal, q.SrcLocal = routeTo(q.Dst).Type == unix.RTN_LOCAL, from.Type == unix.RTN_LOCAL
+	q.SrcLocal = from.Type == unix.RTN_LOCAL
+	q.DstLocal = routeTo(q.Dst).Type == unix.RTN_LOCAL
 	q.Hops, q.RouteErr = nextHops(q.Packet, from.LinkIndex, uint32(q.Mark))
 	q.ThirdParty = readThirdParty
 	q.OutIndex = interfaceIndex
@@ -197,7 +198,10 @@ func routeTo(a netip.Addr) netlink.Route {
 		return netlink.Route{}
 	}
 	routes, _ := netlink.RouteGet(a.Unmap().WithZone("").AsSlice())
-	return append(routes, netlink.Route{})[0] // there may be no route, one that refuses, or no such family
+	if len(routes) == 0 { // there is none, or one that refuses, or no such family
+		return netlink.Route{}
+	}
+	return routes[0]
 }
 
 // nextHops returns the interfaces that the packet leaves through by the routing table: several, where the

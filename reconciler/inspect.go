@@ -37,7 +37,7 @@ type activeReconciler struct {
 	Running bool    `json:"running"`
 	Answers bool    `json:"answers"` // on its socket
 	PID     *int    `json:"pid"`     // of one that answers
-	Version *string `json:"version"` // the same
+	Version *string `json:"version"` // of one that answers
 
 	status   *metrics.Status     // nil unless it answers
 	problems []reconcile.Problem // why the node is not ready, as it says
@@ -96,13 +96,14 @@ func (n *inspection) useSettings(a *app, s *metrics.Status) error {
 		return err
 	}
 	running.DataDir = n.Settings.DataDir // whose socket has answered
+	// [agent] may have stated nothing but defaults, which the list of settings does not show.
 	running.AgentStated = running.AgentStated || s.AgentSource && running.AgentConfigDir == ""
 	n.Node = open(running, n.Drivers)
 	if s.SettingsErr != "" {
 		n.SettingsErr = errors.New(s.SettingsErr)
 	}
-	meansOther := a.given("agent") // files, or a policy beside them
-	if s.AgentFiles != nil && !meansOther {
+	changesAgentFiles := a.given("agent") // or the policy beside them
+	if s.AgentFiles != nil && !changesAgentFiles {
 		n.AgentFiles = s.ReadAgentFiles
 	}
 	n.settingsFrom = fmt.Sprintf("from the reconciler that runs (pid %d, version %s)", s.PID, s.Version)
@@ -153,20 +154,23 @@ func (n *inspection) printSettingsOrigin(a *app) {
 // ignoreWarning is the Warn of an Enforcer that a command does not sync with.
 func ignoreWarning(error) {}
 
-// problems returns why the node is not ready, as the reconciler and a dry run tell. While the reconciler
+// problems returns why the node is not ready: what a dry run found, and what the reconciler tells. While the reconciler
 // tells why a policy is not in force yet, the rules that it asks for are no reason of their own.
-func (n *inspection) problems(r *reconcile.Report, own []reconcile.Problem) []reconcile.Problem {
+func (n *inspection) problems(r *reconcile.Report, found []reconcile.Problem) []reconcile.Problem {
 	withheld := false
 	for _, p := range n.active.problems {
 		withheld = withheld || slices.Contains(r.Pending, p.Source)
 	}
 	all := []reconcile.Problem{}
-	for _, p := range own {
-		isReported := slices.ContainsFunc(n.active.problems, p.SameCause)
-		isOfRules := p.Source == policy.SourceID{} && p.Reason == reconcile.ReasonRules
-		if !isReported && (!withheld || !isOfRules) {
-			all = append(all, p)
+	for _, p := range found {
+		if slices.ContainsFunc(n.active.problems, p.SameCause) {
+			continue
 		}
+		isOfRules := p.Source == policy.SourceID{} && p.Reason == reconcile.ReasonRules
+		if withheld && isOfRules {
+			continue
+		}
+		all = append(all, p)
 	}
 	return append(all, n.active.problems...)
 }

@@ -88,9 +88,10 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 	if err != nil {
 		return err
 	}
-	s, at := node.Settings, node.Settings
-	at.CNIConfDir = dirs.Conf
-	editor := newEditor(at, open(at, node.Drivers))
+	s, located := node.Settings, node.Settings
+	located.CNIConfDir = dirs.Conf
+	// Another node than the first one: what it asks about the entry has to be about the located directory.
+	editor := newEditor(located, open(located, node.Drivers))
 	editor.Replace = f.replace
 	var entryErr error
 	if !f.noConflist {
@@ -108,7 +109,7 @@ func (a *app) install(ctx context.Context, f installFlags) error {
 		if entryErr == nil {
 			entryErr = r.insert(ctx, editor, s)
 		}
-		err = r.judge(entryErr, s)
+		err = r.reportEntryErr(entryErr, s)
 	}
 	r.installBootUnit(ctx, f.bootUnit, node.Dir)
 	if a.json() {
@@ -181,7 +182,6 @@ func (a *app) upgrade(ctx context.Context, plugin string, stated install.Dirs) e
 // dataDir.
 func (r *installation) installBootUnit(ctx context.Context, dir string, state *store.Dir) {
 	dataDir := state.Path()
-	text, err := install.BootUnit(r.BinDir, dataDir)
 	if dir == "" {
 		path := install.FindBootUnit(state.BootUnitDir())
 		if path != "" && !install.BootUnitMentions(path, dataDir) {
@@ -190,6 +190,7 @@ func (r *installation) installBootUnit(ctx context.Context, dir string, state *s
 		}
 		return
 	}
+	text, err := install.BootUnit(r.BinDir, dataDir)
 	if err == nil {
 		dir, err = filepath.Abs(dir)
 	}
@@ -260,8 +261,8 @@ func (r *installation) checkEntries(path string, s config.Settings) error {
 	return errors.Join(errs...)
 }
 
-// judge returns the error of the entry, or makes it a warning if "run" inserts the entry later.
-func (r *installation) judge(err error, s config.Settings) error {
+// reportEntryErr returns why the entry was not inserted, or makes it a warning if "run" inserts the entry later.
+func (r *installation) reportEntryErr(err error, s config.Settings) error {
 	if err == nil {
 		return nil
 	}

@@ -60,12 +60,13 @@ func run(args []string, path string) int {
 	root.SetArgs(withTwoDashes(root, args))
 	command, err := root.ExecuteContextC(ctx)
 	var usage usageError
+	isUsage := !a.parsed || errors.As(err, &usage)
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errDrift):
 		return exitDrift
-	case !a.parsed, errors.As(err, &usage):
+	case isUsage:
 		fmt.Fprintf(a.err, "ip-masq-reconciler: %v\nSee %s --help.\n", err, command.CommandPath())
 		return exitUsage
 	}
@@ -109,13 +110,18 @@ const (
 	confDirKey = "cni_conf_dir"
 )
 
+// inUse tells which directories the node uses already. An empty setting is unknown.
+type inUse interface {
+	dataDir(ctx context.Context) config.Setting
+	confDir() config.Setting
+}
+
 // settings reads reconciler.toml and then the flags, which win; if the file is bad, the flags alone. The
-// dataDir and the directory of conflists may be stated elsewhere. inUse returns the value of either that is in
-// use already, if there is one.
-func (a *app) settings(inUse func(key string) config.Setting) (config.Settings, error) {
+// dataDir and the directory of conflists may be stated by plugin.toml, or be those in use.
+func (a *app) settings(ctx context.Context, used inUse) (config.Settings, error) {
 	s, err := a.settingsOver(config.DefaultSettings())
 	file, _ := config.ReadPluginFile(config.DefaultPluginFile) // each sync reports the error
-	dataDir, confDir := nodeDataDir(s, file, inUse), nodeConfDir(s, file, inUse)
+	dataDir, confDir := nodeDataDir(ctx, s, file, used), nodeConfDir(s, file, used)
 	setOver(&s, dataDirKey, dataDir)
 	setOver(&s, confDirKey, confDir)
 	return s, err
@@ -123,7 +129,7 @@ func (a *app) settings(inUse func(key string) config.Setting) (config.Settings, 
 
 // nodeDataDir returns the dataDir that replaces that of the settings: unless a flag states one, it is that of
 // plugin.toml. While plugin.toml is bad, and where no file states a dataDir, it is the one in use.
-func nodeDataDir(s config.Settings, file config.PluginFile, inUse func(string) config.Setting) config.Setting {
+func nodeDataDir(ctx context.Context, s config.Settings, file config.PluginFile, used inUse) config.Setting {
 	origin := s.Origins[dataDirKey]
 	switch {
 	case origin == config.FlagOrigin:
@@ -131,7 +137,7 @@ func nodeDataDir(s config.Settings, file config.PluginFile, inUse func(string) c
 	case file.Present && !file.Invalid:
 		return config.Setting{Value: file.DataDir, Origin: file.Path}
 	case file.Present || origin == "":
-		return inUse(dataDirKey)
+		return used.dataDir(ctx)
 	}
 	return config.Setting{}
 }
@@ -139,13 +145,13 @@ func nodeDataDir(s config.Settings, file config.PluginFile, inUse func(string) c
 // nodeConfDir returns the directory of conflists that replaces that of the settings: unless reconciler.toml or
 // a flag states one, which each sync reports, it is that of plugin.toml. While plugin.toml is bad, it is the
 // one in use.
-func nodeConfDir(s config.Settings, file config.PluginFile, inUse func(string) config.Setting) config.Setting {
+func nodeConfDir(s config.Settings, file config.PluginFile, used inUse) config.Setting {
 	isStated := s.Origins[confDirKey] != ""
 	switch {
 	case isStated || !file.Present:
 		return config.Setting{}
 	case file.Invalid:
-		return inUse(confDirKey)
+		return used.confDir()
 	}
 	return config.Setting{Value: file.CNIConfDir, Origin: file.Path}
 }
@@ -157,16 +163,15 @@ func setOver(s *config.Settings, key string, value config.Setting) {
 	}
 }
 
-// ownersDataDir returns a function that reads which dataDir the comment of a chain or guard table names.
-func ownersDataDir(ctx context.Context, all netfilter.Drivers) func(key string) config.Setting {
-	return func(key string) config.Setting {
-		if key != dataDirKey {
-			return config.Setting{}
-		}
-		owned, _ := all.Owned(ctx) // an error is in the command's own report
-		return dataDirOf(owned)
-	}
+// owners knows which dataDir the comment of a chain or guard table names.
+type owners struct{ drivers netfilter.Drivers }
+
+func (o owners) dataDir(ctx context.Context) config.Setting {
+	owned, _ := o.drivers.Owned(ctx) // an error is in the command's own report
+	return dataDirOf(owned)
 }
+
+func (owners) confDir() config.Setting { return config.Setting{} }
 
 // dataDirOf returns the dataDir that a chain names. The default wins: any program may add a chain.
 func dataDirOf(owned []netfilter.OwnedChain) (named config.Setting) {
@@ -186,8 +191,8 @@ func (a *app) settingsOver(s config.Settings) (config.Settings, error) {
 	} else if isMissing {
 		err = usageError{fmt.Errorf("--config: %w", err)}
 	}
-	err = cmp.Or(a.setFlags(&s), err) // before s is copied
-	return s, err
+	flagsErr := a.setFlags(&s) // also over a bad file
+	return s, cmp.Or(flagsErr, err)
 }
 
 func (a *app) setFlags(s *config.Settings) error {
@@ -215,7 +220,7 @@ func (a *app) given(prefix string) bool {
 // node opens the node. With an error, its settings are not those of the file.
 func (a *app) node(ctx context.Context) (*reconcile.Node, error) {
 	all := netfilter.Drivers{iptables.New(a.path), nftables.New()} // as backend auto prefers them
-	s, err := a.settings(ownersDataDir(ctx, all))
+	s, err := a.settings(ctx, owners{all})
 	return open(s, all), err
 }
 

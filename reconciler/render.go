@@ -31,7 +31,7 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 	if !slices.Contains(policy.Families(), family) {
 		return usageError{fmt.Errorf("--family %s: write ipv4 or ipv6", policy.Quote(string(family)))}
 	}
-	// Here the flag chooses the form of the output, not the backend of the node.
+	// Here the flag chooses the form of the output, and is none of the settings that inspect reads.
 	wanted := policy.Auto
 	for _, f := range a.flags {
 		if f.key == "backend" && f.given {
@@ -66,11 +66,11 @@ func (a *app) render(c *cobra.Command, family policy.Family) error {
 		_, err := fmt.Fprintln(a.out, "# no source asks for a chain")
 		return err
 	}
-	text := renderNFTables(r, desired)
 	if choice.Backend == policy.IPTables {
-		text = renderIPTables(r, desired, family)
+		_, err = a.out.Write(renderIPTables(r, desired, family))
+		return err
 	}
-	_, err = a.out.Write(text)
+	_, err = a.out.Write(renderNFTables(r, desired))
 	return err
 }
 

@@ -48,7 +48,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	ctx := c.Context()
 	node, err := a.node(ctx)
 	_, isUsage := errors.AsType[usageError](err)
-	isMissing := errors.Is(err, fs.ErrNotExist) // a file can be missing for a time
+	isMissing := errors.Is(err, fs.ErrNotExist) // the file of --config, which may come later
 	if isUsage && !isMissing {
 		return err
 	}
@@ -67,7 +67,7 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	d.files = fswatch.New(filepath.Dir(a.settingsFile()))
 	defer func() { _ = d.files.Close() }()
 	// Again, because changes are noticed only from here on.
-	settings, err = a.settings(directoriesInUse(settings))
+	settings, err = a.settings(ctx, settingsInUse{settings})
 	for ctx.Err() == nil {
 		settings, err = d.serve(ctx, settings, err)
 	}
@@ -75,19 +75,22 @@ func (a *app) run(c *cobra.Command, _ []string) error {
 	return nil
 }
 
-// directoriesInUse returns directories of settings, also when what names them is gone or bad for a moment.
-func directoriesInUse(s config.Settings) func(key string) config.Setting {
-	return func(key string) config.Setting {
-		inUse := config.Setting{Origin: s.Origins[key]}
-		switch {
-		case inUse.Origin == "":
-		case key == dataDirKey:
-			inUse.Value = s.DataDir
-		case key == confDirKey:
-			inUse.Value = s.CNIConfDir
-		}
-		return inUse
+// settingsInUse knows the directories of the settings so far, where the files that state them are gone or bad
+// for a moment. Of a default it knows nothing.
+type settingsInUse struct{ config.Settings }
+
+func (s settingsInUse) dataDir(context.Context) config.Setting {
+	return s.stated(dataDirKey, s.DataDir)
+}
+
+func (s settingsInUse) confDir() config.Setting { return s.stated(confDirKey, s.CNIConfDir) }
+
+func (s settingsInUse) stated(key, value string) config.Setting {
+	origin := s.Origins[key]
+	if origin == "" {
+		return config.Setting{}
 	}
+	return config.Setting{Value: value, Origin: origin}
 }
 
 // settingsAttr returns the settings with their origins. Policy keys are left out unless they are stated.
@@ -213,14 +216,15 @@ func (d *daemon) waitForSettings(
 		case <-timer.C:
 		}
 		timer.Reset(poll)
-		if !changed.Take(time.Now()) && changed.Pending() {
+		changed.Take(time.Now())
+		if changed.Pending() { // SIGHUP reads at once, and the file is read again when it is written
 			timer.Reset(time.Until(changed.Due()))
 		}
-		next, err := d.app.settings(directoriesInUse(s))
+		next, err := d.app.settings(ctx, settingsInUse{s})
 		if err != nil {
 			next = s
 		}
-		sameError := fmt.Sprint(err) == fmt.Sprint(bad)
+		sameError := fmt.Sprint(err) == fmt.Sprint(bad) // the text is all that reports have of it
 		switch {
 		case !next.Equal(s):
 			d.log.Info("settings changed", "file", d.app.settingsFile(), settingsAttr(next))

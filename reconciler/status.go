@@ -209,8 +209,9 @@ func chainsOf(rules *enforce.State, counted []metrics.ChainCount) []chainStatus 
 	for _, chain := range rules.Chains {
 		for _, c := range chain.Desired.Chains {
 			at := policy.ChainFamily{Chain: c.Name, Family: c.Family}
-			one := chainStatus{ChainCount: counts[at], Backend: chain.Choice.String()}
-			one.ChainFamily = at
+			count := counts[at]
+			count.ChainFamily = at // also of a chain that was not counted
+			one := chainStatus{ChainCount: count, Backend: chain.Choice.String()}
 			if observed := chain.Observed.Find(c.Family, c.Name); observed != nil {
 				one.Rules = len(observed.Rules)
 			}
@@ -283,11 +284,11 @@ func sourcesOf(n *inspection, r *reconcile.Report, rules *enforce.State) []sourc
 		states[id] = pending
 	}
 	for _, p := range r.Problems {
-		switch {
-		case p.Source == policy.SourceID{}:
-		case p.Reason == reconcile.ReasonSource:
+		isOfSource := p.Source != policy.SourceID{}
+		if isOfSource && p.Reason == reconcile.ReasonSource {
 			states[p.Source] = invalid
-		case p.Reason == reconcile.ReasonConflict:
+		}
+		if isOfSource && p.Reason == reconcile.ReasonConflict {
 			states[p.Source] = superseded
 		}
 	}

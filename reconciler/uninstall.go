@@ -227,7 +227,7 @@ func reportLeft(monitor *metrics.Monitor, left error) {
 	if left != nil {
 		r.Problems = []reconcile.Problem{{Reason: reasonUninstall, Err: left}}
 	}
-	monitor.Report(r, time.Minute) // which no step takes
+	monitor.Report(r, time.Minute) // longer than a step, so that /livez does not fail meanwhile
 }
 
 func (u *uninstallation) logStep(log *slog.Logger, left error) {
