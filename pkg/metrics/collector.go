@@ -102,9 +102,9 @@ func (m *Monitor) collectConflist(e exporter) {
 	e.counter("conflist_repairs_total",
 		"Number of times that the plugin entry was inserted into the conflist (with conflist.manage).").
 		set(float64(m.syncs.inserted))
-	present := entryPresent(m.last.sources)
+	present, isKnown := entryPresent(m.last.sources)
 	if m.last.conflist != nil {
-		present = &m.last.conflist.Present
+		present, isKnown = m.last.conflist.Present, true
 		e.gauge("conflist_flapping", "Whether another program removes the plugin entry from the conflist "+
 			"repeatedly, or others fight about the file (1), or not (0); with conflist.manage only.").
 			setBool(m.last.conflist.Flapping)
@@ -112,11 +112,11 @@ func (m *Monitor) collectConflist(e exporter) {
 			"and was not written by ip-masq (1) or not (0); with conflist.manage only.").
 			setBool(hasFinding(m.last.conflist, conflist.EntryDiffers))
 	}
-	if present != nil {
+	if isKnown {
 		e.gauge("conflist_present", "Whether the network that the runtime uses has the plugin entry (1) or "+
 			"not (0). "+
 			"With conflist.manage it is the network that conflist.network names, if it names one.").
-			setBool(*present)
+			setBool(present)
 	}
 }
 
@@ -321,18 +321,21 @@ func countPrefixes(p policy.Policy, f policy.Family) map[policy.Action]int {
 	return n
 }
 
-// entryPresent reports whether the first network, Multus aside, has the plugin entry; nil if unknown.
-func entryPresent(s *reconcile.Sources) *bool {
-	if s == nil || s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist) {
-		return nil
+// entryPresent reports whether the network that the runtime uses has the plugin entry, and whether that is
+// known. A file that the runtime cannot load has none.
+func entryPresent(s *reconcile.Sources) (present, isKnown bool) {
+	if s == nil {
+		return false, false
 	}
-	for _, list := range s.ConfDir.Conflists {
-		hasEntry := len(list.Entries) > 0
-		if hasEntry || !list.IsMultus() {
-			return &hasEntry
-		}
+	isUnreadable := s.ConfDirErr != nil && !errors.Is(s.ConfDirErr, fs.ErrNotExist)
+	if isUnreadable {
+		return false, false
 	}
-	return new(bool)
+	used, err := conflist.Used(s.ConfDir)
+	if errors.Is(err, conflist.ErrDelegate) {
+		return false, false
+	}
+	return err == nil && used.Entries > 0, true
 }
 
 // hashOf returns 48 bits of a policy's hash, which a float64 holds exactly.

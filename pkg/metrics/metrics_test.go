@@ -130,7 +130,11 @@ func TestStandbyIsNoSync(t *testing.T) {
 }
 
 func TestConflistPresent(t *testing.T) {
-	ours := []config.ConflistEntry{{Err: errors.New("refused, but there")}}
+	with := config.Conflist{Network: "with", Entries: []config.ConflistEntry{{Err: errors.New("refused, but there")}}}
+	without := config.Conflist{Network: "without"}
+	multus := func(doc string) config.Conflist {
+		return config.Conflist{Network: "multus", Types: []string{"multus-shim"}, Doc: []byte(doc)}
+	}
 	lists := func(l ...config.Conflist) *reconcile.Sources {
 		return &reconcile.Sources{ConfDir: config.ConfDir{Conflists: l}}
 	}
@@ -138,12 +142,17 @@ func TestConflistPresent(t *testing.T) {
 		sources *reconcile.Sources
 		want    string
 	}{
-		"ours first":    {lists(config.Conflist{Entries: ours}, config.Conflist{}), "1"},
-		"ours second":   {lists(config.Conflist{}, config.Conflist{Entries: ours}), "0"},
-		"none":          {lists(), "0"},
-		"behind Multus": {lists(config.Conflist{Types: []string{"multus-shim"}}, config.Conflist{Entries: ours}), "1"},
-		"no directory":  {missing(), "0"},
-		"unreadable":    {&reconcile.Sources{ConfDirErr: os.ErrPermission}, ""},
+		"ours first":              {lists(with, without), "1"},
+		"ours second":             {lists(without, with), "0"},
+		"none":                    {lists(), "0"},
+		"behind the loopback":     {lists(config.Conflist{Network: "lo", Types: []string{"loopback"}}, with), "1"},
+		"behind a broken file":    {lists(config.Conflist{Err: errors.New("no JSON")}, with), "0"},
+		"behind Multus":           {lists(multus(`{"delegates": [{"name": "with"}]}`), with), "1"},
+		"behind Multus, third":    {lists(multus(`{"delegates": [{"name": "with"}]}`), without, with), "1"},
+		"Multus uses another one": {lists(multus(`{"delegates": [{"name": "without"}]}`), with, without), "0"},
+		"behind Multus, unknown":  {lists(multus(`{"clusterNetwork": "in-the-cluster"}`), with), ""},
+		"no directory":            {missing(), "0"},
+		"unreadable":              {&reconcile.Sources{ConfDirErr: os.ErrPermission}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMonitor(metrics.Options{})
