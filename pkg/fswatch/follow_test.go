@@ -6,6 +6,23 @@ import (
 	"testing"
 )
 
+// TestFollowingADirectoryAndUp: "..", in what a link leads to, leads up from where the name before it leads.
+func TestFollowingADirectoryAndUp(t *testing.T) {
+	tr := &tree{T: t, root: t.TempDir()}
+	tr.mkdir("dir")
+	tr.mkdir("far/deep")
+	tr.write("far/file")
+	tr.write("dir/file")
+	tr.link("../far/deep", "dir/link")
+	tr.link("link/../file", "dir/conf")
+	tr.start("dir")
+	tr.notified("a write", func() { tr.write("far/file") })
+	tr.notified("a directory elsewhere", func() { tr.mkdir("near/deep"); tr.relink("../near/deep", "dir/link") })
+	tr.notified("a new file there", func() { tr.write("near/file") })
+	tr.write("far/file")
+	tr.quiet("where no link leads any more")
+}
+
 func TestFollowing(t *testing.T) {
 	tr := &tree{T: t, root: t.TempDir()}
 	tr.mkdir("dir")

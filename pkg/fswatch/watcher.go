@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -33,8 +32,13 @@ func New(dirs ...string) *Watcher { return newWatcher(10*time.Second, dirs) }
 
 func newWatcher(retry time.Duration, dirs []string) *Watcher {
 	w := &Watcher{
-		dirs: slices.DeleteFunc(dirs, func(dir string) bool { return dir == "" }), retry: retry,
-		changed: make(chan struct{}, 1), closing: make(chan struct{}), done: make(chan struct{}),
+		retry: retry, changed: make(chan struct{}, 1),
+		closing: make(chan struct{}), done: make(chan struct{}),
+	}
+	for _, dir := range dirs {
+		if dir != "" {
+			w.dirs = append(w.dirs, dir)
+		}
 	}
 	go w.run(w.watch())
 	return w
@@ -73,8 +77,7 @@ func (w *Watcher) run(set *watchSet) {
 	for w.forward(set) {
 		set.close() // first, as the old watches may take what a limit allows
 		set = w.watch()
-		// The reader sees what changed before the new watches were set.
-		w.notify()
+		w.notify() // so that the reader also sees what changed before the new watches were set
 	}
 	set.close()
 }
@@ -121,7 +124,7 @@ func (w *Watcher) forward(set *watchSet) bool {
 // name on the way is looked up after its directory is watched; the paths here contain no symlinks.
 type watchSet struct {
 	watcher *fsnotify.Watcher // nil if there is none to be had
-	ways    map[string]bool   // names on the way, the directories' own last
+	ways    map[string]bool   // names on the ways to the directories, their own names included
 	whole   map[string]bool   // directories in which every name counts
 }
 
@@ -156,13 +159,15 @@ func (s *watchSet) close() {
 
 // addDir watches the path to a directory, all names in it, and the paths that its symlinks lead to.
 func (s *watchSet) addDir(dir string) error {
-	path, err := filepath.Abs(dir)
-	if err == nil {
-		path, err = s.resolve(path, new(int))
+	absolute, err := filepath.Abs(dir)
+	if err != nil {
+		return ignoreAbsence(err)
 	}
-	if err == nil {
-		err = s.add(path)
+	path, err := s.resolve(absolute, new(int))
+	if err != nil {
+		return ignoreAbsence(err)
 	}
+	err = s.add(path)
 	if err != nil {
 		return ignoreAbsence(err)
 	}
@@ -193,19 +198,22 @@ func (s *watchSet) resolve(path string, links *int) (at string, err error) {
 		next := filepath.Join(at, name)
 		s.ways[next] = true
 		to, err := os.Readlink(next)
-		switch {
-		case errors.Is(err, unix.EINVAL): // no link
+		if errors.Is(err, unix.EINVAL) { // no link
 			at = next
 			continue
-		case err != nil:
-			return "", err
-		case !filepath.IsAbs(to):
-			to = filepath.Join(at, to)
 		}
-		if *links++; *links > maxLinks {
+		if err != nil {
+			return "", err
+		}
+		*links++
+		if *links > maxLinks {
 			return "", &fs.PathError{Op: "resolve", Path: path, Err: unix.ELOOP}
 		}
-		if at, err = s.resolve(to, links); err != nil {
+		if !filepath.IsAbs(to) {
+			to = at + "/" + to // not filepath.Join: in "link/..", the link comes first, as in the kernel
+		}
+		at, err = s.resolve(to, links)
+		if err != nil {
 			return "", err
 		}
 	}
