@@ -85,7 +85,7 @@ func (l *Loop) Committed(c Commit) { l.events.put(c) }
 
 type addressesChanged struct{}
 
-func (addressesChanged) apply(l *Loop, now time.Time) { l.state.addressesChanged(now) }
+func (addressesChanged) apply(l *Loop, now time.Time) { l.state.noteAddresses(now) }
 
 // AddressesChanged triggers a sync if the rules depend on the node's addresses.
 func (l *Loop) AddressesChanged() { l.events.put(addressesChanged{}) }
@@ -115,13 +115,20 @@ func (s *state) committed(c Commit) {
 	s.triggers.rules = true
 }
 
-// addressesChanged takes note of addresses that changed, unless the rules do not depend on them. Before the
-// first sync nobody knows.
-func (s *state) addressesChanged(now time.Time) {
-	last := s.last.report
-	known := last != nil && !s.addresses.Pending()
-	if known && (last.Rules == nil || !last.Rules.DependsOnAddresses()) {
-		return
+// noteAddresses takes note of addresses that changed, unless the rules do not depend on them.
+func (s *state) noteAddresses(now time.Time) {
+	if s.mayDependOnAddresses() {
+		s.addresses.Event(now)
 	}
-	s.addresses.Event(now)
+}
+
+func (s *state) mayDependOnAddresses() bool {
+	last := s.last.report
+	if last == nil || s.runs(syncing) { // its policies may be the first that depend on them
+		return true
+	}
+	if s.addresses.Pending() { // a sync follows the addresses anyway, so it waits until they are quiet
+		return true
+	}
+	return last.Rules != nil && last.Rules.DependsOnAddresses()
 }

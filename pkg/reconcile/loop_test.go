@@ -616,7 +616,7 @@ func TestNext(t *testing.T) {
 		"flapping, requested":                      {[]func(*state){flapping, rules, request}, reading, minInterval},
 		"flapping, no event":                       {[]func(*state){flapping}, syncing, 8 * time.Second},
 		"flapping, files":                          {[]func(*state){flapping, files}, reading, quietFiles},
-		"flapping, addresses":                      {[]func(*state){flapping, addresses}, syncing, 4 * time.Second},
+		"flapping, addresses":                      {[]func(*state){flapping, addresses}, syncing, quietAddresses},
 		"flapping, conflist synced":                {[]func(*state){flapping, func(s *state) { s.triggers.conflist = true }}, syncing, minInterval},
 		"resets on record":                         {[]func(*state){after(resets)}, resetting, 0},
 		"resets on record, due at an unknown time": {[]func(*state){after(laterResets)}, resetting, 0},
@@ -650,6 +650,30 @@ func TestNext(t *testing.T) {
 				t.Errorf("work %d is due after %s, want %d after %s", got, after, c.want, c.after)
 			}
 		})
+	}
+}
+
+// TestNoteAddresses: an event of an address counts while it is unknown whether the rules depend on it.
+func TestNoteAddresses(t *testing.T) {
+	now := time.Now()
+	well := &Report{Result: Unchanged, Rules: &enforce.State{}}
+	for name, c := range map[string]struct {
+		state func(*state)
+		want  bool
+	}{
+		"nothing was synced":                 {func(s *state) { s.last.report = nil }, true},
+		"no rule depends on addresses":       {func(*state) {}, false},
+		"the rules cannot be read":           {func(s *state) { s.last.report = &Report{Result: Failed} }, false},
+		"a sync runs, maybe of a new policy": {func(s *state) { s.running[syncing] = now }, true},
+		"another event is not synced yet":    {func(s *state) { s.addresses.Event(now) }, true},
+	} {
+		s := newState()
+		s.last.report = well
+		c.state(&s)
+		later := now.Add(time.Millisecond)
+		s.noteAddresses(later)
+		isNoted := s.addresses.Pending() && s.addresses.Due().Equal(later.Add(quietAddresses))
+		assert.Equal(t, name+": the event is noted", isNoted, c.want)
 	}
 }
 

@@ -162,19 +162,20 @@ func (s *state) next(now time.Time) (work, time.Time) {
 func (s *state) runs(w work) bool { return !s.running[w].IsZero() }
 
 // syncDue returns when the next sync is due. Syncs are minInterval apart, and more while the rules are
-// flapping, unless more than rules has changed. A sync that follows a reading waits a little for the
-// conflist, whose result it reports.
+// flapping, unless more than rules has changed: only repairs are what the other program reverts, and pods must
+// not leave with an address that is gone until the pause ends. A sync that follows a reading waits a little
+// for the conflist, whose result it reports.
 func (s *state) syncDue() time.Time {
 	soon := s.last.ended.Add(minInterval)
 	due := s.last.next
 	if s.triggers.rules {
 		due = earlier(due, soon)
 	}
-	if s.addresses.Pending() {
-		due = earlier(due, later(soon, s.addresses.Due()))
-	}
 	if pause := s.flapping.Pause(); pause > 0 { // at its end it is known whether the flapping is over
 		due = later(earlier(due, s.flapping.Ends()), s.last.ended.Add(pause))
+	}
+	if s.addresses.Pending() {
+		due = earlier(due, later(soon, s.addresses.Due()))
 	}
 	if s.files.Pending() {
 		due = earlier(due, later(soon, s.files.Due()))
