@@ -40,7 +40,7 @@ func (p Policy) CheckBounds(l Layout) error {
 			"podCIDRs has %d entries, more than the %d possible", n, MaxPodCIDRs)
 	}
 	if n := len(p.Namespaces); n > MaxNamespaces {
-		return p.boundError("remove some", []PrefixAction{{Origins: p.Namespaces[n-1].Origins}},
+		return p.boundError("", []PrefixAction{{Origins: p.Namespaces[n-1].Origins}},
 			"nonMasqueradeNamespaces has %d entries, more than the %d possible", n, MaxNamespaces)
 	}
 	if l.Sets {
@@ -58,9 +58,10 @@ func (p Policy) CheckBounds(l Layout) error {
 	return nil
 }
 
-// checkRules returns a BoundError if there are too many rules of a family, each with one prefix.
+// checkRules returns a BoundError if a backend without sets would have too many rules of a family: each rule
+// has one prefix there.
 func (p Policy) checkRules(f Family) error {
-	sources := len(entriesOf(p.ExemptSources, f)) + len(entriesOf(p.ExemptPods, f))
+	sources, pods := len(entriesOf(p.ExemptSources, f)), len(entriesOf(p.ExemptPods, f))
 	exempt, masqueraded := 0, 0
 	multicast := f.Multicast()
 	for _, e := range entriesOf(p.Destinations, f) {
@@ -79,14 +80,21 @@ func (p Policy) checkRules(f Family) error {
 	}
 	ranges := len(p.ToPorts.Value)
 	each := (1 + outputs) * (1 + len(Protocols())*ranges) // rules that masquerade the same
-	n := sources + exempt + (masqueraded+1)*each
+	n := sources + pods + exempt + (masqueraded+1)*each
 	if n <= MaxRules {
 		return nil
 	}
+	podsText, outputsText := "", ""
+	if pods > 0 {
+		podsText = fmt.Sprintf("%d addresses of pods of nonMasqueradeNamespaces, ", pods)
+	}
+	if outputs > 0 {
+		outputsText = fmt.Sprintf(" and %d addresses of outputAddresses", outputs)
+	}
 	return p.boundError("set backend to nftables", slices.Concat(p.Destinations, p.ExemptSources),
-		"%d nonMasqueradeSourceCIDRs, %d nonMasqueradeCIDRs and %d masqueradeCIDRs with %d ranges of toPorts "+
+		"%d nonMasqueradeSourceCIDRs, %s%d nonMasqueradeCIDRs and %d masqueradeCIDRs with %d ranges of toPorts%s "+
 			"make %d %s rules in iptables, more than the %d possible",
-		sources, exempt, masqueraded, ranges, n, f, MaxRules)
+		sources, podsText, exempt, masqueraded, ranges, outputsText, n, f, MaxRules)
 }
 
 // ScopeErrors returns FieldErrors if the merged lists of the scope, of exempt sources
@@ -97,7 +105,7 @@ func (p Policy) ScopeErrors() []error {
 	return errs
 }
 
-// boundError names the sources of the entries.
+// boundError names the sources of the entries, and a remedy besides the two that always help, if there is one.
 func (p Policy) boundError(remedy string, by []PrefixAction, format string, args ...any) error {
 	sources := map[string]bool{}
 	for _, e := range by {
@@ -109,6 +117,9 @@ func (p Policy) boundError(remedy string, by []PrefixAction, format string, args
 	}
 	problem := fmt.Sprintf(format, args...)
 	names := firstOf(slices.Sorted(maps.Keys(sources)))
-	return &BoundError{p.Chain, fmt.Sprintf("%s, stated by %s; remove some, %s, or give a network another masqChain",
-		problem, names, remedy)}
+	remedies := "remove some or give a network another masqChain"
+	if remedy != "" {
+		remedies = fmt.Sprintf("remove some, %s, or give a network another masqChain", remedy)
+	}
+	return &BoundError{p.Chain, fmt.Sprintf("%s, stated by %s; %s", problem, names, remedies)}
 }

@@ -220,6 +220,11 @@ func TestCheckBounds(t *testing.T) {
 		},
 		rules: 2,
 		more:  network("b", 2, policy.SourcePolicy{PodCIDRs: cidrs("10.0.0.0/8")}),
+	}, {
+		name:    "namespaces",
+		sources: []policy.Source{network("a", 1, policy.SourcePolicy{NonMasqueradeCIDRs: cidrs(), NonMasqueradeNamespaces: names(policy.MaxNamespaces)})},
+		rules:   2,
+		more:    network("b", 2, policy.SourcePolicy{NonMasqueradeNamespaces: []string{"another"}}),
 	}} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := policy.Merge(tt.sources)[0]
@@ -234,6 +239,16 @@ func TestCheckBounds(t *testing.T) {
 			}
 		})
 	}
+	full := policy.Merge([]policy.Source{network("a", 1, policy.SourcePolicy{
+		NonMasqueradeNamespaces: []string{"prod"}, NonMasqueradeCIDRs: many(policy.MaxRules - 4),
+	})})[0]
+	full.Outputs = []policy.OutputAddress{{Address: addr("192.0.2.1")}}
+	full.SetExemptPods([]policy.ExemptPod{{Address: addr("10.88.0.1"), Namespace: "prod"}})
+	assert.NoError(t, full.CheckBounds(policy.Layout{}))
+	full.SetExemptPods([]policy.ExemptPod{
+		{Address: addr("10.88.0.1"), Namespace: "prod"}, {Address: addr("10.88.0.2"), Namespace: "prod"},
+	})
+	fmt.Fprintf(&got, "pods and outputAddresses:\n%v\n\n", full.CheckBounds(policy.Layout{}))
 	golden.Check(t, "testdata/bounds.txt", got.String())
 	// Addresses of one family make no rules of the other.
 	fits := policy.Merge([]policy.Source{
