@@ -222,9 +222,8 @@ func (j *ConnectionJudge) Left(chain string, a netip.Addr) {
 	j.left[a] = chain
 }
 
-// Passed also makes the connections of the former pods with these addresses stale. The present pods have
-// another verdict. Connections that are translated and masqueraded now are kept, because they can belong to
-// the present pods.
+// Passed also makes the connections of an address stale that contradict the present verdict: the address passed
+// to a pod with another verdict. Connections that agree with it are kept, because they can belong to that pod.
 func (j *ConnectionJudge) Passed(chain string, a netip.Addr) { j.passed[a] = chain }
 
 // Sources returns the only sources that stale entries can have, nil if every pod can be one.
@@ -302,7 +301,7 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	}
 	f := j.of(FamilyOf(c.Src))
 	if chain := j.passed[c.Src]; chain != "" {
-		return chain, f.isOfFormerPod(c, routes)
+		return chain, f.contradictsPresentPod(c, routes)
 	}
 	src, endpoint := numberOf(c.Src), numberOf(c.ReplySrc)
 	pods := f.podsOf(src)
@@ -331,24 +330,32 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	return pods.chain, now && f.untranslated || f.verdictChanged(src, endpoint, out, now)
 }
 
-// isOfFormerPod reports whether an entry is of a pod that had the address before. One that is translated and
-// masqueraded now, or may be, as its output interface is not known, may be of the present pod.
-func (f *familyJudge) isOfFormerPod(c *Connection, routes NodeRoutes) bool {
+// contradictsPresentPod reports whether an entry of an address that passed to another pod is translated although
+// no chain masquerades it now, or not translated although one does. So it is of the former pod, unless another
+// program translates connections of the present one.
+//
+// Any other entry is kept: it can be of the present pod, because a walk can end after the ADD of that pod has
+// returned. To delete such an entry would end a connection to a Service, whose next packet another endpoint gets.
+func (f *familyJudge) contradictsPresentPod(c *Connection, routes NodeRoutes) bool {
 	if routes.IsLocal(c.Src) { // a pod claims an address of the node
 		return false
 	}
-	if c.ReplyDst == c.Src {
-		return true
+	isTranslated := c.ReplyDst != c.Src
+	if routes.IsLocal(c.ReplySrc) { // no chain masquerades what stays on the node
+		return isTranslated
 	}
 	src, endpoint := numberOf(c.Src), numberOf(c.ReplySrc)
-	out := ""
-	if f.scoped {
-		out = routes.OutputInterface(c.Src, c.ReplySrc)
-		if out == "" {
-			return interfaceBits(f.now, src, endpoint) == 0
-		}
+	if !f.scoped {
+		return isTranslated != verdict(f.now, src, endpoint, "")
 	}
-	return !verdict(f.now, src, endpoint, out)
+	out := routes.OutputInterface(c.Src, c.ReplySrc)
+	if out == "" {
+		// Without a route no packet of the entry leaves, and the route to come is assumed to be one by which a
+		// chain masquerades: an untranslated entry of an exempt pod must not stay for a masqueraded one.
+		maybeMasqueraded := interfaceBits(f.now, src, endpoint) != 0
+		return isTranslated != maybeMasqueraded
+	}
+	return isTranslated != verdict(f.now, src, endpoint, out)
 }
 
 // podsOf returns the first pod range that has the source, or nil.

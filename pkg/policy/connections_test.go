@@ -225,32 +225,86 @@ func TestLeft(t *testing.T) {
 	}
 }
 
-// TestPassed: what is not translated of an address that passed to another pod is stale, unless the node has the address.
+// TestPassed: a connection of an address that passed to another pod is stale if it contradicts the verdict of the
+// present pod, unless the node has the address. Others may be of the present pod, if the walk comes late.
 func TestPassed(t *testing.T) {
-	j := policy.NewConnectionJudge(nil, nil, false)
-	j.Passed("A", addr("10.88.0.2"))
-	j.Passed("A", addr("192.0.2.9"))
-	routes := &nodeRoutes{local: []netip.Addr{addr("192.0.2.9")}}
+	const masqueraded, exempt, local = "10.88.0.2", "10.88.0.3", "192.0.2.9"
+	p := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("10.0.0.0/8"), NonMasqueradeNamespaces: []string{"prod"}}
+	now := mergeOne(t, network("a", 1, p))
+	now.SetExemptPods([]policy.ExemptPod{{Address: addr(exempt), Namespace: "prod"}})
+	j := policy.NewConnectionJudge([]policy.Policy{now}, nil, false)
+	for _, a := range []string{masqueraded, exempt, local} {
+		j.Passed("A", addr(a))
+	}
+	const node, service = "203.0.113.1", "10.96.0.1"
+	routes := &nodeRoutes{local: []netip.Addr{addr(local), addr(node)}}
 	for name, tt := range map[string]struct {
 		*policy.Connection
 		stale bool
 	}{
-		"of the address":             {conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2"), true},
-		"translated":                 {conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1"), true},
-		"of another":                 {conn("10.88.0.3", "192.0.2.1", "192.0.2.1", "10.88.0.3"), false},
-		"to the address":             {conn("192.0.2.1", "10.88.0.2", "10.88.0.2", "192.0.2.1"), false},
-		"the node's own":             {conn("192.0.2.9", "192.0.2.1", "192.0.2.1", "192.0.2.9"), false},
-		"the node's own, translated": {conn("192.0.2.9", "192.0.2.1", "192.0.2.1", "203.0.113.1"), false},
-		"inbound to the node":        {conn("192.0.2.1", "192.0.2.9", "192.0.2.9", "192.0.2.1"), false},
+		"to a masqueraded destination":             {conn(masqueraded, "192.0.2.1", "192.0.2.1", masqueraded), true},
+		"to a masqueraded destination, translated": {conn(masqueraded, "192.0.2.1", "192.0.2.1", node), false},
+		"to an exempt destination":                 {conn(masqueraded, "10.9.0.1", "10.9.0.1", masqueraded), false},
+		"to an exempt destination, translated":     {conn(masqueraded, "10.9.0.1", "10.9.0.1", node), true},
+		"to a Service":                             {conn(masqueraded, service, "192.0.2.1", masqueraded), true},
+		"to a Service, translated":                 {conn(masqueraded, service, "192.0.2.1", node), false},
+		"to a Service of pods":                     {conn(masqueraded, service, "10.88.7.1", masqueraded), false},
+		"to a Service of pods, translated":         {conn(masqueraded, service, "10.88.7.1", node), true},
+		"to a Service of the node":                 {conn(masqueraded, service, node, masqueraded), false},
+		"exempt pod":                               {conn(exempt, "192.0.2.1", "192.0.2.1", exempt), false},
+		"exempt pod, translated":                   {conn(exempt, "192.0.2.1", "192.0.2.1", node), true},
+		"exempt pod, to a Service":                 {conn(exempt, service, "192.0.2.1", exempt), false},
+		"exempt pod, to a Service, translated":     {conn(exempt, service, "192.0.2.1", node), true},
+		"of another":                               {conn("10.88.0.4", "192.0.2.1", "192.0.2.1", "10.88.0.4"), false},
+		"to the address":                           {conn("192.0.2.1", masqueraded, masqueraded, "192.0.2.1"), false},
+		"the node's own":                           {conn(local, "192.0.2.1", "192.0.2.1", local), false},
+		"the node's own, translated":               {conn(local, "192.0.2.1", "192.0.2.1", node), false},
+		"inbound to the node":                      {conn("192.0.2.1", local, local, "192.0.2.1"), false},
 	} {
-		if _, stale := j.Judge(tt.Connection, routes); stale != tt.stale {
-			t.Errorf("%s: stale %v", name, stale)
+		chain, stale := j.Judge(tt.Connection, routes)
+		if stale != tt.stale || stale && chain != "A" {
+			t.Errorf("%s: stale %v of chain %q, want %v", name, stale, chain, tt.stale)
 		}
 	}
 }
 
-// TestPassedByRoute: outputInterfaces decide whether a translated connection may be of the present pod. Without a
-// route it may be, if a chain masquerades the pod at all.
+// TestPassedOfRandomPolicies compares the judge with Policy.Decide for connections of an address that passed to another
+// pod: those are stale that are translated and not masqueraded, or the reverse.
+func TestPassedOfRandomPolicies(t *testing.T) {
+	found := map[bool]int{}
+	rapid.Check(t, func(t *rapid.T) {
+		f := genFamily().Draw(t, "family")
+		present := merge(genSources().Draw(t, "sources"))
+		j := policy.NewConnectionJudge(present, nil, false)
+		for range 20 {
+			one := func(name string) netip.Addr { return lowAddress(f, rapid.IntRange(0, 15).Draw(t, name)) }
+			c := policy.Connection{Src: one("src"), Dst: one("dst"), ReplySrc: one("endpoint")}
+			c.ReplyDst = rapid.SampledFrom([]netip.Addr{c.Src, one("translated")}).Draw(t, "reply")
+			j.Passed("A", c.Src)
+			routes := &nodeRoutes{
+				local: []netip.Addr{one("local")},
+				out:   rapid.SampledFrom([]string{"eth0", "eth1", "wg0", ""}).Draw(t, "out"),
+			}
+			// Decide takes "" for the first interface in scope.
+			p := policy.Packet{Src: c.Src, Dst: c.ReplySrc, Out: routes.out, DstLocal: routes.IsLocal(c.ReplySrc)}
+			isMasqueraded := slices.ContainsFunc(present, func(q policy.Policy) bool {
+				return q.Decide(p).Action == policy.ActionMasquerade
+			})
+			want := !routes.IsLocal(c.Src) && isMasqueraded != (c.ReplyDst != c.Src)
+			_, stale := j.Judge(&c, routes)
+			if stale != want {
+				t.Fatalf("%+v, out %q: stale %v, want %v", c, routes.out, stale, want)
+			}
+			found[stale]++
+		}
+	})
+	if found[true] == 0 || found[false] == 0 {
+		t.Errorf("stale entries and others: %v", found)
+	}
+}
+
+// TestPassedByRoute: outputInterfaces decide whether a connection contradicts the verdict of the present pod. Without a
+// route the chain counts as one that masquerades, if it does so by some interface.
 func TestPassedByRoute(t *testing.T) {
 	p := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.0.2.0/24"), OutputInterfaces: []string{"eth+"}}
 	j := policy.NewConnectionJudge([]policy.Policy{mergeOne(t, network("a", 1, p))}, nil, false)
@@ -258,18 +312,21 @@ func TestPassedByRoute(t *testing.T) {
 	masqueraded := conn("10.88.0.2", "198.51.100.1", "198.51.100.1", "203.0.113.1")
 	exempt := conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1")
 	untranslated := conn("10.88.0.2", "198.51.100.1", "198.51.100.1", "10.88.0.2")
+	exemptUntranslated := conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "10.88.0.2")
 	for name, tt := range map[string]struct {
 		*policy.Connection
 		out   string
 		stale bool
 	}{
-		"in scope":                {masqueraded, "eth1", false},
-		"out of scope":            {masqueraded, "wg0", true},
-		"no route":                {masqueraded, "", false},
-		"no route, exempt":        {exempt, "", true},
-		"no route, untranslated":  {untranslated, "", true},
-		"in scope, untranslated":  {untranslated, "eth1", true},
-		"in scope, to the exempt": {exempt, "eth1", true},
+		"in scope":                       {masqueraded, "eth1", false},
+		"out of scope":                   {masqueraded, "wg0", true},
+		"no route":                       {masqueraded, "", false},
+		"no route, exempt":               {exempt, "", true},
+		"no route, untranslated":         {untranslated, "", true},
+		"in scope, untranslated":         {untranslated, "eth1", true},
+		"out of scope, untranslated":     {untranslated, "wg0", false},
+		"in scope, to the exempt":        {exempt, "eth1", true},
+		"no route, exempt, untranslated": {exemptUntranslated, "", false},
 	} {
 		_, stale := j.Judge(tt.Connection, &nodeRoutes{out: tt.out})
 		if stale != tt.stale {
