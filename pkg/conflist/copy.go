@@ -84,6 +84,12 @@ func (r copyRecord) find(lists []config.Conflist) (list config.Conflist, isThere
 	return lists[i], true
 }
 
+// isReplaceable reports whether the runtime finds a network in the files without the copy.
+func (r copyRecord) isReplaceable(lists []config.Conflist) bool {
+	_, err := pickFirst(slices.DeleteFunc(slices.Clone(lists), r.names))
+	return err == nil
+}
+
 // removeCopy removes the copy that an earlier version made, and returns its path, "" if there is none. A copy
 // to which Multus delegates stays until Multus does so no more.
 func (e Editor) removeCopy(ctx context.Context) (path string, err error) {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"strings"
 	"testing"
@@ -140,6 +141,45 @@ func TestCopyOfASinglePlugin(t *testing.T) {
 				k.has(map[string]string{"10-x.conf": now, "10-x-made-by-ip-masq.conflist": madeOf(t, now, bareEntry)})
 				k.backedUp(copyFile, madeOf(t, single, bareEntry))
 			})
+		})
+	}
+}
+
+// TestUninstallWithACopy: the copy is removed with the entries, unless it is all that the runtime has.
+func TestUninstallWithACopy(t *testing.T) {
+	whole := listWith("a", bareEntry)
+	for name, c := range map[string]struct {
+		files map[string]string
+		stays bool
+	}{
+		"beside the main file":         {map[string]string{"10-a.conflist": listNamed("a")}, false},
+		"beside the file of another":   {map[string]string{"20-b.conflist": listNamed("b")}, false},
+		"alone":                        {nil, true},
+		"beside a broken main file":    {map[string]string{"10-a.conflist": "{"}, true},
+		"beside a loopback":            {map[string]string{"99-lo.conf": `{"name":"lo","type":"loopback"}`}, true},
+		"beside a main file of Multus": {map[string]string{"10-m.conf": `{"name":"m","type":"multus","delegates":[{"name":"a","type":"bridge"}]}`}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := manage(t)
+			for file, text := range c.files {
+				k.write("net.d/"+file, text)
+			}
+			k.copied(aList, listNamed("a"), whole)
+			changes, err := k.Remove()
+			if err != nil || len(changes) != 1 || strings.Contains(changes[0].Stays, "stays without the plugin entry") != c.stays {
+				t.Errorf("%+v %v", changes, err)
+			}
+			k.backedUp(copyFile, whole)
+			want := map[string]string{copyName: listNamed("a")}
+			if !c.stays {
+				want = map[string]string{}
+			}
+			maps.Copy(want, c.files)
+			k.has(want)
+			changes, err = k.Remove()
+			if err != nil || len(changes) != 0 && !c.stays {
+				t.Errorf("again: %+v %v", changes, err)
+			}
 		})
 	}
 }

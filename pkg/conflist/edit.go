@@ -267,7 +267,7 @@ func (e Editor) remove() ([]Change, error) {
 	var changes []Change
 	var errs []error
 	for _, list := range dir.Conflists {
-		c, err := e.removeFrom(list)
+		c, err := e.removeFrom(list, dir.Conflists)
 		errs = append(errs, err)
 		if c.Wrote || c.Stays != "" {
 			changes = append(changes, c)
@@ -282,13 +282,16 @@ func (e Editor) remove() ([]Change, error) {
 	return changes, inDir(context.Background(), e.Dir+"/.", nothing)
 }
 
-func (e Editor) removeFrom(list config.Conflist) (Change, error) {
+// removeFrom removes the entry from one of all files, or the file, if it is one that ip-masq made.
+func (e Editor) removeFrom(list config.Conflist, all []config.Conflist) (Change, error) {
 	c := Change{Network: list.Network, Path: list.File}
 	ctx := context.Background()
-	record := readEntryRecord(e.RecordPath)
+	record, copied := readEntryRecord(e.RecordPath), readCopyRecord(e.CopyRecord)
 	isUsed := slices.Contains(e.Keep, filepath.Base(list.File))
-	isOwn := isKnownGenerated(list, record) || readCopyRecord(e.CopyRecord).isCopy(list)
-	if isOwn && !isUsed {
+	isCopy := copied.isCopy(list) && !isUsed
+	isOnly := isCopy && !copied.isReplaceable(all)
+	isMade := isKnownGenerated(list, record) && !isUsed || isCopy && !isOnly
+	if isMade {
 		return e.write(ctx, c, c.Path, list.Doc, nil)
 	}
 	if isGenerated(list, record) && !isUsed {
@@ -311,6 +314,11 @@ func (e Editor) removeFrom(list config.Conflist) (Change, error) {
 	if _, isRecorded := record.Generated[list.File]; isRecorded && !isUsed {
 		c.Stays = fmt.Sprintf("%s stays, as another program has changed it since ip-masq made it of %s; "+
 			"the runtime goes on using it", policy.Printable(list.File), policy.Printable(originalPath(list.File)))
+	}
+	if isOnly {
+		c.Stays = fmt.Sprintf("%s stays without the plugin entry, as the runtime has no other network: %s, "+
+			"which it was copied from, is not there or is broken",
+			policy.Printable(list.File), policy.Printable(copied.Main))
 	}
 	now, err := setEntry(list.File, list.Doc, nil, false)
 	if err != nil {
