@@ -259,7 +259,7 @@ func TestUnknownKeysOfAgentFiles(t *testing.T) {
 		"forceMasqueradeCIDRs: [10.9.0.0/16]": "1: forceMasqueradeCIDRs: is not a known key and is ignored; did you mean masqueradeCIDRs?",
 		"masqRandomFully: true":               "1: masqRandomFully: is not a known key and is ignored; did you mean randomFully?",
 		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: ip-masq-agent}\ndata:\n  config: |\n    masqLinkLocal: true\n": "1: apiVersion: is not a known key and is ignored; " +
-			"this is a whole ConfigMap; write only the text that it has below data",
+			"this is a whole ConfigMap; write only the text of the file in it, without data and the name of the file",
 		"config:\n  masqLinkLocal: true\n":   "1: config: is not a known key and is ignored; write the keys inside it one level up, without config",
 		"config: |\n  masqlinklocal: true\n": "1: config: is not a known key and is ignored; write the keys inside it one level up, without config",
 	} {

@@ -110,7 +110,7 @@ func (d *Document) Read(members []Member, keys []Key) {
 	for _, k := range keys {
 		known[k.Name] = k
 	}
-	unknown := NewUnknownKeys(members, keys)
+	var unknown *UnknownKeys // of no document without an unknown key: each ADD reads one
 	times := make(map[string]int, len(members))
 	d.Lines, d.Indexes = map[string]int{}, map[string][]int{}
 	for _, m := range members {
@@ -123,6 +123,9 @@ func (d *Document) Read(members []Member, keys []Key) {
 		isFirst := times[m.Key] == 1
 		switch {
 		case isFirst && !isKnown:
+			if unknown == nil {
+				unknown = NewUnknownKeys(members, keys)
+			}
 			d.failUnknown(m.Key, unknown)
 		case isFirst && m.Err != nil:
 			d.Fail(m.Key, -1, "", m.Err.Error())

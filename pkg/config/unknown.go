@@ -3,52 +3,72 @@
 package config
 
 import (
-	"bytes"
 	"slices"
 	"strings"
+
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // UnknownKeys tells what to write in place of the unknown keys of one document.
 type UnknownKeys struct {
 	keys []Key
-	// wrapper has the keys around the keys of a document. The first one says what to do about all of them.
-	wrapper     []string
-	wrapperSays string
-	wrapperTold bool
+	// object has the keys of the Kubernetes object that a document was pasted with. The first one says what to
+	// do about all of them.
+	object     []string
+	objectSays string
+	objectTold bool
+
+	wrappers []string // unknown keys that hold known ones
 }
 
 // NewUnknownKeys returns the UnknownKeys of a document with these members, which may have these keys.
 func NewUnknownKeys(members []Member, keys []Key) *UnknownKeys {
 	u := &UnknownKeys{keys: keys}
-	if isConfigMap(members) {
-		u.wrapper = []string{"apiVersion", "kind", "metadata", "data", "binaryData", "immutable"}
-		u.wrapperSays = "this is a whole ConfigMap; write only the text that it has below data"
-		return u
-	}
-	const wrapper = "config" // what the agents' ConfigMap calls its only file
 	for _, m := range members {
-		if strings.EqualFold(m.Key, wrapper) && m.Err == nil && u.holdsKeys(m) {
-			u.wrapper = []string{m.Key}
-			u.wrapperSays = "write the keys inside it one level up, without " + m.Key
+		if !u.isKey(m.Key) && u.holdsKeys(m) {
+			u.wrappers = append(u.wrappers, m.Key)
 		}
+	}
+	switch {
+	case isList(members):
+		u.object = []string{"apiVersion", "kind", "metadata", "items"}
+		u.objectSays = "this is a list of objects; write only the text of the file in its ConfigMap, " +
+			"without data and the name of the file"
+	case isConfigMap(members) || slices.Contains(u.wrappers, "data"):
+		u.object = []string{"apiVersion", "kind", "metadata", "data", "binaryData", "immutable"}
+		u.objectSays = "this is a whole ConfigMap; write only the text of the file in it, " +
+			"without data and the name of the file"
 	}
 	return u
 }
 
 // Remedy returns what to do about an unknown key, or "" if the remedy of an earlier key covers it.
 func (u *UnknownKeys) Remedy(name string) string {
-	if slices.Contains(u.wrapper, name) {
-		if u.wrapperTold {
-			return ""
-		}
-		u.wrapperTold = true
-		return u.wrapperSays
+	isOfObject := slices.Contains(u.object, name)
+	if isOfObject && u.objectTold {
+		return ""
+	}
+	if isOfObject {
+		u.objectTold = true
+		return u.objectSays
 	}
 	table := name[:strings.LastIndexByte(name, '.')+1]
 	if near := synonym(name, u.keys); near != "" {
 		return "did you mean " + strings.TrimPrefix(near, table) + "?"
 	}
+	if slices.Contains(u.wrappers, name) {
+		return "write the keys inside it one level up, without " + policy.Printable(name)
+	}
 	return "remove it"
+}
+
+func isList(members []Member) bool {
+	var isKind, hasItems bool
+	for _, m := range members {
+		isKind = isKind || m.Key == "kind" && (string(m.Value) == `"List"` || string(m.Value) == `"ConfigMapList"`)
+		hasItems = hasItems || m.Key == "items" && m.Err == nil && KindOf(m.Value) == List
+	}
+	return isKind && hasItems
 }
 
 func isConfigMap(members []Member) bool {
@@ -66,16 +86,50 @@ func isConfigMap(members []Member) bool {
 	return hasData && hasHeader
 }
 
-// holdsKeys reports whether a value is an object with known keys, or text that names one.
+// isKey reports whether a document may have a key of this name, in any letter case.
+func (u *UnknownKeys) isKey(name string) bool {
+	for _, k := range u.keys {
+		if strings.EqualFold(k.Name, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// holdsKeys reports whether a value is an object with known keys at any depth, or text that has one with its
+// colon, such as a file in a ConfigMap, under whatever name.
 func (u *UnknownKeys) holdsKeys(m Member) bool {
-	kind := KindOf(m.Value)
-	if kind != Object && kind != String {
+	if m.Err != nil {
 		return false
 	}
-	text := bytes.ToLower(m.Value)
+	switch KindOf(m.Value) {
+	case Object:
+		for _, inner := range membersOf(m.Value) {
+			if u.tells(inner.Key) || u.holdsKeys(inner) {
+				return true
+			}
+		}
+	case String:
+		text, _ := stringValue(m.Value)
+		for line := range strings.Lines(text) {
+			for part := range strings.SplitSeq(line, ",") {
+				name, _, hasColon := strings.Cut(part, ":")
+				if hasColon && u.tells(strings.Trim(name, " \t{\"'")) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// tells reports whether a name is that of a key, and one by which a wrapped document is known: not a short word,
+// nor a key of the CNI protocol.
+func (u *UnknownKeys) tells(name string) bool {
+	const least = len("backend")
 	for _, k := range u.keys {
-		name := k.Name[strings.LastIndexByte(k.Name, '.')+1:]
-		if len(name) > len("config") && bytes.Contains(text, []byte(strings.ToLower(name))) {
+		known := k.Name[strings.LastIndexByte(k.Name, '.')+1:]
+		if k.read != nil && len(known) >= least && strings.EqualFold(known, name) {
 			return true
 		}
 	}

@@ -58,11 +58,21 @@ func TestUnknownKeys(t *testing.T) {
 
 // The mistake is the wrapping, and not each key of it.
 func TestWrappedKeys(t *testing.T) {
+	const file = "write only the text of the file in it, without data and the name of the file"
 	for _, c := range []struct{ keys, want string }{
 		{`"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "ip-masq-agent"}, "data": {"config": "masqLinkLocal: true"}`,
-			"apiVersion: is not a known key; this is a whole ConfigMap; write only the text that it has below data"},
+			"apiVersion: is not a known key; this is a whole ConfigMap; " + file},
 		{`"data": {"config": "masqLinkLocal: true"}, "metadata": {}`,
-			"data: is not a known key; this is a whole ConfigMap; write only the text that it has below data"},
+			"data: is not a known key; this is a whole ConfigMap; " + file},
+		{`"data": {"config": "nonMasqueradeCIDRs: []"}`, "data: is not a known key; this is a whole ConfigMap; " + file},
+		{`"apiVersion": "v1", "kind": "List", "items": [{"kind": "ConfigMap", "data": {"config": "nonMasqueradeCIDRs: []"}}]`,
+			"apiVersion: is not a known key; this is a list of objects; write only the text of the file in its ConfigMap, without data and the name of the file"},
+		{`"ip-masq-agent": "nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n"`,
+			"ip-masq-agent: is not a known key; write the keys inside it one level up, without ip-masq-agent"},
+		{`"ip-masq-agent": "{\"bogus\": 1, \"masqLinkLocal\": true}"`,
+			"ip-masq-agent: is not a known key; write the keys inside it one level up, without ip-masq-agent"},
+		{`"mine": {"nonMasqueradeCIDRs": []}, "note": "nonMasqueradeCIDRs of our network", "delegate": {"type": "bridge", "ipam": {}}`,
+			"mine: is not a known key; write the keys inside it one level up, without mine; note: is not a known key; remove it; delegate: is not a known key; remove it"},
 		{`"config": {"nonMasqueradeCIDRs": []}`, "config: is not a known key; write the keys inside it one level up, without config"},
 		{`"config": "nonMasqueradeCIDRs: []\nmasqlinklocal: true"`, "config: is not a known key; write the keys inside it one level up, without config"},
 		{`"config": {"bogus": true}`, "config: is not a known key; remove it"},
@@ -73,9 +83,8 @@ func TestWrappedKeys(t *testing.T) {
 	}
 	var s Settings
 	for doc, want := range map[string]string{
-		"[config]\nresync_interval = '60s'": "FILE:1: config: is not a known key; write the keys inside it one level up, without config",
-		"kind = 'ConfigMap'\n[data]\nconfig = ''": "FILE:1: kind: is not a known key; this is a whole ConfigMap; " +
-			"write only the text that it has below data",
+		"[config]\nresync_interval = '60s'":       "FILE:1: config: is not a known key; write the keys inside it one level up, without config",
+		"kind = 'ConfigMap'\n[data]\nconfig = ''": "FILE:1: kind: is not a known key; this is a whole ConfigMap; " + file,
 	} {
 		policytest.WantError(t, s.parse("FILE", []byte(doc)), "FILE", want)
 	}
