@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/utils/sysctl"
@@ -51,18 +52,20 @@ type Dir struct {
 
 	path string
 	boot func() (string, error)
+	held atomic.Pointer[Lock] // by this process; nil if it has none
 }
 
 // Open returns the dataDir at an absolute path. It does no I/O: the directory need not exist, and only
 // Attach and Lock create it.
 func Open(path string) *Dir {
 	// With a slash at the end, the kernel would follow a symlink.
-	return &Dir{10 * time.Second, filepath.Clean(path), sync.OnceValues(kernelBoot)}
+	return &Dir{LockWait: 10 * time.Second, path: filepath.Clean(path), boot: sync.OnceValues(kernelBoot)}
 }
 
 // WithBoot returns the dataDir with the id of another boot than the kernel's.
 func (d *Dir) WithBoot(id string) *Dir {
-	return &Dir{d.LockWait, d.path, func() (string, error) { return id, checkBoot(id) }}
+	boot := func() (string, error) { return id, checkBoot(id) }
+	return &Dir{LockWait: d.LockWait, path: d.path, boot: boot}
 }
 
 // DocumentPath returns where the document of a source is, or would be.

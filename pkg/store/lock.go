@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -21,10 +22,12 @@ import (
 // kernel. It is for one goroutine. It is an flock(2), which ends with the last process that has the
 // descriptor open. The file is removed by Destroy only: the removed one could still be locked.
 type Lock struct {
-	dir     *Dir
-	root    *folder
-	file    *os.File
-	dropped []policy.SourceID // see Drop
+	dir  *Dir
+	root *folder
+	file *os.File
+
+	mu      sync.Mutex        // of dropped, for which readers ask in other goroutines
+	dropped []policy.SourceID // and not committed, see Drop
 
 	released bool
 }
@@ -42,16 +45,10 @@ func (d *Dir) Lock(ctx context.Context) (*Lock, error) {
 	return l, nil
 }
 
-// LockToRead takes the lock as Lock does, and creates nothing. Without a lock file, the Lock is nil. It
-// restores documents that a killed process had dropped, too: they are in force. Without them CHECK would
-// report their rules, and a walk would delete connections that they masquerade.
+// LockToRead takes the lock as Lock does, and writes nothing. Without a lock file, the Lock is nil.
 func (d *Dir) LockToRead(ctx context.Context) (*Lock, error) {
 	l, err := d.lock(ctx, false)
-	if err != nil {
-		return nil, ignoring(err, os.ErrNotExist)
-	}
-	l.undoDrops()
-	return l, nil
+	return l, ignoring(err, os.ErrNotExist)
 }
 
 // mayCreate returns why no file of this size can be created in a directory, or in the nearest one above
@@ -97,6 +94,7 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 		}
 		err = l.take(ctx)
 		if err == nil && isAt(l.file, l.root.in(lockFile)) {
+			d.held.Store(l)
 			return l, nil
 		}
 		// If there is no error, the file was removed while the lock was waited for.
@@ -172,6 +170,7 @@ func (l *Lock) Release() error {
 	for _, src := range slices.Clone(l.dropped) {
 		errs = append(errs, l.UndoDrop(src))
 	}
+	l.dir.held.CompareAndSwap(l, nil)
 	// Not LOCK_UN, which would unlock it for children too.
 	errs = append(errs, failure("unlock", l.file.Name(), l.file.Close()))
 	l.root.close()
@@ -272,18 +271,23 @@ func (d *Dir) ResetLock(ctx context.Context) (*os.File, error) {
 }
 
 // ReconcilerActive reports whether a process holds the instance lock.
-func (d *Dir) ReconcilerActive() bool { return d.held(instanceLockFile) }
+func (d *Dir) ReconcilerActive() bool { return d.isLocked(instanceLockFile) }
 
 // ResetsRunning reports whether a process holds the lock that ResetLock takes.
-func (d *Dir) ResetsRunning() bool { return d.held(resetLockFile) }
+func (d *Dir) ResetsRunning() bool { return d.isLocked(resetLockFile) }
 
-func (d *Dir) held(name string) bool {
+func (d *Dir) isLocked(name string) bool {
 	root, err := d.dataDir()
 	if err != nil {
 		return false
 	}
 	defer root.close()
-	file, _, err := root.open("open the lock", name, unix.O_RDONLY)
+	return root.isLocked(name)
+}
+
+// isLocked reports whether a process, this one included, has locked a file.
+func (f *folder) isLocked(name string) bool {
+	file, _, err := f.open("open the lock", name, unix.O_RDONLY)
 	if err != nil {
 		return false
 	}

@@ -131,7 +131,7 @@ func (d *Dir) Read() (*Reading, error) {
 		return &Reading{}, ignoring(err, os.ErrNotExist)
 	}
 	defer root.close()
-	files, err := root.readSources()
+	files, err := d.readSources(root)
 	if err != nil {
 		return nil, err
 	}
@@ -171,11 +171,11 @@ var errChanging = errors.New("it keeps changing")
 // readSources reads the documents. It lists them again if one vanishes meanwhile, or if the directory
 // changed so recently that the list may lack one, until two lists are equal: a file that is being
 // replaced can be absent from a list (btrfs), and mtimes are as coarse as the kernel's tick.
-func (f *folder) readSources() ([]file, error) {
+func (d *Dir) readSources(root *folder) ([]file, error) {
 	const attempts = 100
 	before := []string{""} // equal to no list
 	for range attempts {
-		files, names, err := f.tryReadSources(before)
+		files, names, err := d.tryReadSources(root, before)
 		isChanging := errors.Is(err, errChanging) || errors.Is(err, os.ErrNotExist)
 		if !isChanging {
 			return files, err
@@ -183,15 +183,15 @@ func (f *folder) readSources() ([]file, error) {
 		before = names
 	}
 	return nil, fmt.Errorf("list directory %s: %w; find the program that writes to it",
-		shown(f.in(sourcesDir)), errChanging)
+		shown(root.in(sourcesDir)), errChanging)
 }
 
-// tryReadSources reads the documents, and returns their names: errChanging unless the list was complete, or
-// is the one before.
-func (f *folder) tryReadSources(before []string) (files []file, names []string, err error) {
+// tryReadSources reads the documents, and returns the names of their files: errChanging unless the list was
+// complete, or is the one before.
+func (d *Dir) tryReadSources(root *folder, before []string) (files []file, names []string, err error) {
 	const tick = 20 * time.Millisecond // twice the longest, that of CONFIG_HZ=100
 	start := time.Now()
-	sources, err := f.folder(sourcesDir, false)
+	sources, err := root.folder(sourcesDir, false)
 	if err != nil {
 		return nil, nil, ignoring(err, os.ErrNotExist)
 	}
@@ -209,21 +209,26 @@ func (f *folder) tryReadSources(before []string) (files []file, names []string, 
 		return nil, names, errChanging
 	}
 	for _, name := range names {
+		document, isDropped := strings.CutSuffix(name, droppedSuffix)
+		if isDropped && (slices.Contains(names, document) || d.isDropping(root, document)) {
+			continue
+		}
 		one, err := sources.document(name)
 		if err != nil {
 			return nil, names, err
 		}
+		one.name, one.path = document, sources.in(document)
 		files = append(files, one)
 	}
 	return files, names, nil
 }
 
-// documents returns the names of the documents in their directory, sorted.
+// documents returns the names of the documents in their directory, also of dropped ones, sorted.
 func (f *folder) documents() ([]string, error) {
 	names, err := f.names()
 	var documents []string
 	for _, name := range names {
-		hash, isOne := strings.CutSuffix(name, documentSuffix)
+		hash, isOne := strings.CutSuffix(strings.TrimSuffix(name, droppedSuffix), documentSuffix)
 		if isOne && isHash(hash) {
 			documents = append(documents, name)
 		}

@@ -149,12 +149,31 @@ func (f *folder) notNewer(op, name string) (file, error) {
 // is no document; one of a newer version stays (ErrNewer).
 func (l *Lock) Drop(src policy.SourceID) error {
 	return l.root.within(sourcesDir, func(sources *folder) error {
-		if err := sources.drop(nameOf(src)); err != nil {
-			return err
+		l.noteDrop(src) // first, or a reader would take it for one that was not committed
+		err := sources.drop(nameOf(src))
+		if err != nil {
+			l.forgetDrop(src)
 		}
-		l.dropped = append(l.dropped, src)
-		return nil
+		return err
 	})
+}
+
+// isDropping reports whether a process may be dropping a document that has the name of a dropped one, and so
+// whether it is out of force. If no process holds the lock, one was killed that did not commit the drop: an ADD may
+// rely on the document, which the next Lock restores.
+func (d *Dir) isDropping(root *folder, document string) bool {
+	own := d.held.Load()
+	if own == nil {
+		return root.isLocked(lockFile)
+	}
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	for _, src := range own.dropped {
+		if nameOf(src) == document {
+			return true
+		}
+	}
+	return false
 }
 
 func (f *folder) drop(name string) error {
@@ -191,15 +210,23 @@ func (l *Lock) UndoDrop(src policy.SourceID) error {
 	})
 }
 
+func (l *Lock) noteDrop(src policy.SourceID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dropped = append(l.dropped, src)
+}
+
 func (l *Lock) forgetDrop(src policy.SourceID) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	i := slices.Index(l.dropped, src)
 	if i >= 0 {
 		l.dropped = slices.Delete(l.dropped, i, i+1)
 	}
 }
 
-// undoDrops restores documents that a killed process had dropped and not committed: an ADD may rely on
-// them. The next lock tries again what fails.
+// undoDrops restores documents that a killed process had dropped and not committed. The next lock tries again
+// what fails; readers find them until then (isDropping).
 func (l *Lock) undoDrops() {
 	_ = l.root.within(sourcesDir, (*folder).undoDrops)
 }
@@ -234,7 +261,10 @@ func (f *folder) upgrade() error {
 	names, err := f.documents()
 	errs := []error{err}
 	for _, name := range names {
-		errs = append(errs, f.upgradeDocument(name))
+		isDropped := strings.HasSuffix(name, droppedSuffix) // and could not be restored
+		if !isDropped {
+			errs = append(errs, f.upgradeDocument(name))
+		}
 	}
 	return errors.Join(errs...)
 }

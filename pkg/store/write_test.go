@@ -162,7 +162,7 @@ func TestTidyRemovesTemporaryFiles(t *testing.T) {
 }
 
 // A document that is dropped is out of force at once, and comes back unless that is committed: by UndoDrop, with
-// the end of the lock, or with the next lock when its holder was killed.
+// the end of the lock, or when its holder was killed, for readers at once, and to its name with the next lock.
 func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 	for name, undo := range map[string]func(*testing.T, *store.Dir){
 		"discarded": func(t *testing.T, d *store.Dir) {
@@ -180,14 +180,20 @@ func TestDropIsUndoneUnlessCommitted(t *testing.T) {
 			if err := child(t, "killed while it drops", d).Run(); err == nil || !strings.Contains(err.Error(), "killed") {
 				t.Fatalf("got %v", err)
 			}
-			loads(t, d, newSource("other"))
+			left := sourceFiles(t, d)
+			loads(t, d, newSource("net"), newSource("other"))
+			reading := assert.Must(d.LockToRead(t.Context()))(t)
+			loads(t, d, newSource("net"), newSource("other"))
+			ok(t, reading.Release())
+			same(t, sourceFiles(t, d), left)
 			lock(t, d)
 		},
-		"killed, then read": func(t *testing.T, d *store.Dir) {
-			if err := child(t, "killed while it drops", d).Run(); err == nil || !strings.Contains(err.Error(), "killed") {
-				t.Fatalf("got %v", err)
-			}
-			ok(t, assert.Must(d.LockToRead(t.Context()))(t).Release())
+		"of another process": func(t *testing.T, d *store.Dir) {
+			other := store.Open(d.Path()).WithBoot(boot)
+			l := lock(t, other)
+			ok(t, l.Drop(network("net")))
+			loads(t, d, newSource("other"))
+			ok(t, l.Release())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
