@@ -52,37 +52,54 @@ func mainPluginMasquerade(e *examination, f *Finding) {
 }
 
 func duplicateEntries(e *examination, f *Finding) {
+	for _, network := range e.networksWithEntry() {
+		for _, list := range network {
+			if len(list.Entries) > 1 {
+				f.add("network %s: %s", policy.Quote(list.Network), places(network))
+				break
+			}
+		}
+	}
+}
+
+// unusedEntries looks for entries in later files of a network, of which the runtime uses the first. Equal ones
+// do no harm, as where another program copies the main CNI plugin's file (Istio).
+func unusedEntries(e *examination, f *Finding) {
+	for _, network := range e.networksWithEntry() {
+		used := network[0].Entries[0]
+		for _, list := range network[1:] {
+			keys := used.Netconf.Differences(list.Entries[0].Netconf)
+			if len(keys) > 0 {
+				f.add("network %s: the entry of %s differs from that of %s in %s", policy.Quote(list.Network),
+					policy.Quote(list.File), policy.Quote(network[0].File), strings.Join(keys, ", "))
+			}
+		}
+	}
+}
+
+// networksWithEntry returns the conflists with an entry of each network, sorted by network and file.
+func (e *examination) networksWithEntry() (networks [][]config.Conflist) {
 	lists := map[string][]config.Conflist{}
 	for _, c := range e.ConfDir.Conflists {
 		if len(c.Entries) > 0 {
 			lists[c.Network] = append(lists[c.Network], c)
 		}
 	}
-	for _, network := range slices.Sorted(maps.Keys(lists)) {
-		if !replaceEachOther(lists[network]) {
-			continue
-		}
-		var places []string
-		for _, c := range lists[network] {
-			for _, entry := range c.Entries {
-				places = append(places, fmt.Sprintf("%s plugins[%d]", policy.Quote(c.File), entry.Index))
-			}
-		}
-		f.add("network %s: %s", policy.Quote(network), strings.Join(places, ", "))
+	for _, name := range slices.Sorted(maps.Keys(lists)) {
+		networks = append(networks, lists[name])
 	}
+	return networks
 }
 
-// replaceEachOther reports whether several plugin entries of one network can replace each other's policy.
-// Equal entries in several files do not, as where another program copies the main CNI plugin's file (Istio):
-// the runtime uses the first.
-func replaceEachOther(lists []config.Conflist) bool {
-	first := lists[0].Entries[0]
+// places returns where the entries are.
+func places(lists []config.Conflist) string {
+	var all []string
 	for _, c := range lists {
-		if len(c.Entries) > 1 || len(first.Netconf.Differences(c.Entries[0].Netconf)) > 0 {
-			return true
+		for _, entry := range c.Entries {
+			all = append(all, fmt.Sprintf("%s plugins[%d]", policy.Quote(c.File), entry.Index))
 		}
 	}
-	return false
+	return strings.Join(all, ", ")
 }
 
 func conflistWithoutEntry(e *examination, f *Finding) {

@@ -159,6 +159,7 @@ func checks() map[string]func(*examination, *Finding) {
 		"two-unscoped-chains":         overlappingChains,
 		"main-plugin-ipmasq":          mainPluginMasquerade,
 		"duplicate-entry":             duplicateEntries,
+		"unused-entry":                unusedEntries,
 		"conflist-without-us":         conflistWithoutEntry,
 		"conflist-absent":             conflistAbsent,
 		"pod-network-not-exempt":      podNetworksNotExempt,

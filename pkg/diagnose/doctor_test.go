@@ -79,7 +79,7 @@ func TestFindings(t *testing.T) {
 		{"another entry in another program's copy of the conflist", func(h *testHost) {
 			h.files["etc/cni/net.d/02-istio-cni.conflist"] = conflist("pods", bridge, `{"type": "ip-masq", "cidrLimit": 7}`, `{"type": "istio-cni"}`)
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge, entry)
-		}, map[string]string{"problem duplicate-entry": `02-istio-cni.conflist" plugins[1], , 10-pods.conflist" plugins[1]`}},
+		}, map[string]string{"notice unused-entry": `10-pods.conflist" differs from that of , 02-istio-cni.conflist" in cidrLimit`}},
 		{name: "no plugin, and nothing names it", set: func(h *testHost) {
 			h.files["etc/cni/net.d/10-pods.conflist"] = conflist("pods", bridge)
 			h.edit = func(n *Host) {
@@ -172,6 +172,16 @@ func TestFindings(t *testing.T) {
 			h.policies[0].SourceCIDRs, h.policies[0].PodCIDRs = prefixes("10.9.0.0/16", "10.8.0.0/16"), prefixes("10.244.0.0/16")
 			h.edit = func(n *Host) { n.Pods = onRecord("10.244.1.5", "10.244.1.6", "fd00::5") }
 		}, map[string]string{"problem scope-matches-nothing": `sourceCIDRs of network "pods" has 10.8.0.0/16, pods have 10.244.1.5, 10.244.1.6`}},
+		{"sourceCIDRs of the family that no pod has", func(h *testHost) {
+			h.policies[0].EnableIPv6, h.policies[0].SourceCIDRs = new(true), prefixes("fd00::/8")
+			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
+			h.edit = func(n *Host) { n.Pods = onRecord("10.244.1.5") }
+		}, map[string]string{"problem scope-matches-nothing": `sourceCIDRs of network "pods" has fd00::/8, pods have 10.244.1.5`}},
+		{name: "sourceCIDRs of one family, and pods of both", set: func(h *testHost) {
+			h.policies[0].EnableIPv6, h.policies[0].SourceCIDRs = new(true), prefixes("fd00::/64")
+			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "fd00::/8")
+			h.edit = func(n *Host) { n.Pods = onRecord("10.244.1.5", "fd00::5") }
+		}},
 		{"podCIDRs without a pod", func(h *testHost) {
 			h.policies[0].EnableIPv6, h.policies[0].PodCIDRs = new(true), prefixes("10.244.1.0/24", "fd00:9::/64")
 			h.policies[0].NonMasqueradeCIDRs = prefixes("10.0.0.0/8", "fd00::/8")

@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -95,8 +96,8 @@ func scopesWithoutMatch(e *examination, f *Finding) {
 				strings.Join(policy.First(4, stated), ", "), strings.Join(policy.First(8, interfaces), ", "))
 		}
 		pods := e.podsOf(&p)
-		addPrefixesWithoutPod(f, p.Chain, p.Sources, pods)
-		addPrefixesWithoutPod(f, p.Chain, p.PodCIDRs, pods)
+		addPrefixesWithoutPod(f, &p, p.Sources, pods)
+		addPrefixesWithoutPod(f, &p, p.PodCIDRs, pods)
 	}
 }
 
@@ -125,29 +126,48 @@ func namesAny(stated, interfaces []string) bool {
 }
 
 // addPrefixesWithoutPod adds the prefixes of each family of a key, unless they hold a pod or no pod of that
-// family is known.
-func addPrefixesWithoutPod(f *Finding, chain string, key policy.WithOrigins[[]netip.Prefix], pods []store.Pod) {
+// family is known; and the whole key if all pods are of another family, which it leaves out of scope.
+func addPrefixesWithoutPod(f *Finding, p *policy.Policy, key policy.WithOrigins[[]netip.Prefix], pods []store.Pod) {
+	hasFamilyOfPods := false
 	for _, family := range policy.Families() {
-		var prefixes []string
-		var all policy.Ranges
-		for _, p := range key.Value {
-			if policy.FamilyOf(p.Addr()) == family {
-				prefixes = append(prefixes, p.String())
-				all = append(all, policy.RangesOf(p)...)
+		var prefixes []netip.Prefix
+		for _, prefix := range key.Value {
+			if policy.FamilyOf(prefix.Addr()) == family {
+				prefixes = append(prefixes, prefix)
 			}
 		}
 		addresses := addressesOf(pods, family)
-		isAsked := len(prefixes) > 0 && len(addresses) > 0
-		if !isAsked || hasAddressIn(pods, family, policy.Normalize(all)) {
+		if len(prefixes) == 0 || len(addresses) == 0 {
 			continue
 		}
-		var texts []string
-		for _, a := range addresses {
-			texts = append(texts, a.String())
+		hasFamilyOfPods = true
+		if !hasAddressIn(pods, family, policy.RangesOf(prefixes...)) {
+			addWithoutPod(f, p, key.Origins[0], prefixes, addresses)
 		}
-		f.add("%s: %s has %s, and pods have %s", chain, key.Origins[0],
-			strings.Join(policy.First(4, prefixes), ", "), strings.Join(policy.First(4, texts), ", "))
 	}
+	if len(key.Value) == 0 || hasFamilyOfPods {
+		return
+	}
+	for _, family := range p.Families() {
+		if addresses := addressesOf(pods, family); len(addresses) > 0 {
+			addWithoutPod(f, p, key.Origins[0], key.Value, addresses)
+		}
+	}
+}
+
+func addWithoutPod(
+	f *Finding, p *policy.Policy, key policy.Origin, prefixes []netip.Prefix, pods []netip.Addr,
+) {
+	const most = 4
+	f.add("%s: %s has %s, and pods have %s", p.Chain, key,
+		strings.Join(policy.First(most, texts(prefixes)), ", "), strings.Join(policy.First(most, texts(pods)), ", "))
+}
+
+func texts[T fmt.Stringer](values []T) (texts []string) {
+	for _, v := range values {
+		texts = append(texts, v.String())
+	}
+	return texts
 }
 
 // podsOf returns the pods on record of the networks that state a policy, or all pods if none of them is a
