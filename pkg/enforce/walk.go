@@ -118,10 +118,10 @@ func (e *Enforcer) judge(w *walk) *policy.ConnectionJudge {
 	judge := policy.NewConnectionJudge(now, before, findsUntranslated)
 	for _, r := range w.due {
 		for _, l := range r.Left {
-			judge.Left(l.Chain, l.Address)
+			judge.AddLeft(l.Chain, l.Address)
 		}
 		for _, a := range r.Passed {
-			judge.Passed(chainOf(now, a), a)
+			judge.AddPassed(chainOf(now, a), a)
 		}
 	}
 	return judge

@@ -30,19 +30,23 @@ type NodeRoutes interface {
 // ConnectionJudge decides which conntrack entries of pods are stale: translated although
 // no chain masquerades them now, or not translated although one does.
 type ConnectionJudge struct {
-	v4, v6                   familyJudge
-	translated, untranslated bool
-	left                     map[netip.Addr]string // see Left
-	passed                   map[netip.Addr]string // see Passed
+	v4, v6 familyJudge
+	left   map[netip.Addr]string // chains by address, see AddLeft
+	passed map[netip.Addr]string // the same, see AddPassed
+
+	// Whether a change of the policies, or an address that left, can make such entries stale.
+	translatedMayBeStale, untranslatedMayBeStale bool
 }
 
 // familyJudge is a ConnectionJudge of one family.
 type familyJudge struct {
-	pods         []podRange
-	now          []chainVerdict
-	before       [][]chainVerdict
-	untranslated bool
-	scoped       bool // some policy has outputInterfaces
+	pods   []podRange
+	now    []chainVerdict
+	before [][]chainVerdict
+	scoped bool // some policy has outputInterfaces
+
+	// findUntranslated makes every untranslated entry stale that is masqueraded now, whatever was before.
+	findUntranslated bool
 }
 
 // podRange is the addresses of pods whose connections a chain resets.
@@ -106,20 +110,25 @@ func (s numericRanges) contains(a number) bool {
 
 // NewConnectionJudge returns the judge for the policies in force. An entry whose verdict
 // differs from that of some policies before is stale if its translation contradicts the
-// present one. With untranslated, every untranslated entry is stale that is masqueraded now.
-func NewConnectionJudge(now []Policy, before [][]Policy, untranslated bool) *ConnectionJudge {
+// present one. With findUntranslated, every untranslated entry is stale that is masqueraded now.
+func NewConnectionJudge(now []Policy, before [][]Policy, findUntranslated bool) *ConnectionJudge {
 	var lists interfaceLists
 	judge := &ConnectionJudge{
-		v4:           newFamilyJudge(IPv4, now, before, &lists),
-		v6:           newFamilyJudge(IPv6, now, before, &lists),
-		untranslated: untranslated,
-		left:         map[netip.Addr]string{},
-		passed:       map[netip.Addr]string{},
+		v4:     newFamilyJudge(IPv4, now, before, &lists),
+		v6:     newFamilyJudge(IPv6, now, before, &lists),
+		left:   map[netip.Addr]string{},
+		passed: map[netip.Addr]string{},
+
+		untranslatedMayBeStale: findUntranslated,
 	}
-	judge.v4.untranslated, judge.v6.untranslated = untranslated, untranslated
+	judge.v4.findUntranslated, judge.v6.findUntranslated = findUntranslated, findUntranslated
 	for _, policies := range before {
-		judge.translated = judge.translated || masqueradeMore(policies, now)
-		judge.untranslated = judge.untranslated || masqueradeMore(now, policies)
+		if masqueradeMore(policies, now) {
+			judge.translatedMayBeStale = true
+		}
+		if masqueradeMore(now, policies) {
+			judge.untranslatedMayBeStale = true
+		}
 	}
 	return judge
 }
@@ -215,29 +224,31 @@ func (j *ConnectionJudge) IsEmpty() bool {
 	return len(j.v4.pods)+len(j.v6.pods)+len(j.left)+len(j.passed) == 0
 }
 
-// Left also makes the connections stale that a chain translated to addresses that are no longer on the node.
-// The kernel deletes such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
-func (j *ConnectionJudge) Left(chain string, a netip.Addr) {
-	j.translated = true
+// AddLeft makes the connections stale, too, that a chain translated to an address that left the node. The kernel
+// deletes such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
+func (j *ConnectionJudge) AddLeft(chain string, a netip.Addr) {
+	j.translatedMayBeStale = true
 	j.left[a] = chain
 }
 
-// Passed also makes the connections of an address stale that contradict the present verdict: the address passed
-// to a pod with another verdict. Connections that agree with it are kept, because they can belong to that pod.
-func (j *ConnectionJudge) Passed(chain string, a netip.Addr) { j.passed[a] = chain }
+// AddPassed makes the connections of an address stale, too, that contradict the present verdict: the address
+// passed to a pod with another verdict. Connections that agree with it are kept, because they can belong to
+// that pod.
+func (j *ConnectionJudge) AddPassed(chain string, a netip.Addr) { j.passed[a] = chain }
 
-// Sources returns the only sources that stale entries can have, nil if every pod can be one.
+// Sources returns the only sources that stale entries can have. It returns nil if every pod can be one, or if
+// no entry can be stale.
 func (j *ConnectionJudge) Sources() []netip.Addr {
-	if j.translated || j.untranslated || len(j.left) > 0 {
+	if j.translatedMayBeStale || j.untranslatedMayBeStale {
 		return nil
 	}
 	return slices.SortedFunc(maps.Keys(j.passed), netip.Addr.Compare)
 }
 
-// StaleKinds reports whether translated entries can be stale, because a change made exempt what
-// was masqueraded, and whether untranslated ones can.
+// StaleKinds reports whether translated entries can be stale, and whether untranslated ones can.
 func (j *ConnectionJudge) StaleKinds() (translated, untranslated bool) {
-	return j.translated || len(j.passed) > 0, j.untranslated || len(j.passed) > 0
+	somePassed := len(j.passed) > 0
+	return j.translatedMayBeStale || somePassed, j.untranslatedMayBeStale || somePassed
 }
 
 // masqueradeMore reports whether some policy may masquerade what none of others does.
@@ -292,9 +303,12 @@ func (j *ConnectionJudge) of(f Family) *familyJudge {
 	return &j.v6
 }
 
-// Judge reports whether the entry is stale, and the chain whose pod range has its source.
-// The endpoint of a connection, which a Service may have chosen, is the source of its
-// replies. An entry that is both destination NATed and translated is kept.
+// Judge reports whether the entry is stale, and the chain for which it is. The endpoint of a connection, which a
+// Service may have chosen, is the source of its replies.
+//
+// Addresses that left or passed decide first, see AddLeft and AddPassed. The chain of any other entry is the one
+// whose pod range has its source. An entry that is both destination NATed and translated is kept then: kube-proxy
+// may have translated it.
 func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string, stale bool) {
 	if chain := j.left[c.ReplyDst]; chain != "" && c.Src != c.ReplyDst {
 		return chain, true
@@ -327,7 +341,7 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	if now == translated {
 		return pods.chain, false
 	}
-	return pods.chain, now && f.untranslated || f.verdictChanged(src, endpoint, out, now)
+	return pods.chain, now && f.findUntranslated || f.verdictChanged(src, endpoint, out, now)
 }
 
 // contradictsPresentPod reports whether an entry of an address that passed to another pod is translated although
@@ -378,15 +392,15 @@ func (f *familyJudge) verdictChanged(src, endpoint number, out string, now bool)
 	return false
 }
 
-// mayBeStale reports whether the entry is stale if its output interface is the right one. It asks no route,
-// which takes longest.
+// mayBeStale reports whether the entry is stale for at least one output interface. So most entries need no
+// question to the routing tables, which takes longest.
 func (f *familyJudge) mayBeStale(src, endpoint number, translated bool) bool {
 	now := interfaceBits(f.now, src, endpoint)
-	isRight := translated && now == anyInterface || !translated && now == 0
-	if isRight {
+	agreesWithNow := translated && now == anyInterface || !translated && now == 0
+	if agreesWithNow {
 		return false
 	}
-	if f.untranslated && !translated {
+	if f.findUntranslated && !translated {
 		return true
 	}
 	for _, before := range f.before {

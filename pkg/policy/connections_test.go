@@ -205,7 +205,7 @@ func TestJudgeOfRandomChanges(t *testing.T) {
 // TestLeft: what is translated to an address that left the node is stale, and nothing else.
 func TestLeft(t *testing.T) {
 	j := policy.NewConnectionJudge(nil, nil, false)
-	j.Left("A", addr("203.0.113.1"))
+	j.AddLeft("A", addr("203.0.113.1"))
 	for name, tt := range map[string]struct {
 		*policy.Connection
 		stale bool
@@ -234,7 +234,7 @@ func TestPassed(t *testing.T) {
 	now.SetExemptPods([]policy.ExemptPod{{Address: addr(exempt), Namespace: "prod"}})
 	j := policy.NewConnectionJudge([]policy.Policy{now}, nil, false)
 	for _, a := range []string{masqueraded, exempt, local} {
-		j.Passed("A", addr(a))
+		j.AddPassed("A", addr(a))
 	}
 	const node, service = "203.0.113.1", "10.96.0.1"
 	routes := &nodeRoutes{local: []netip.Addr{addr(local), addr(node)}}
@@ -280,7 +280,7 @@ func TestPassedOfRandomPolicies(t *testing.T) {
 			one := func(name string) netip.Addr { return lowAddress(f, rapid.IntRange(0, 15).Draw(t, name)) }
 			c := policy.Connection{Src: one("src"), Dst: one("dst"), ReplySrc: one("endpoint")}
 			c.ReplyDst = rapid.SampledFrom([]netip.Addr{c.Src, one("translated")}).Draw(t, "reply")
-			j.Passed("A", c.Src)
+			j.AddPassed("A", c.Src)
 			routes := &nodeRoutes{
 				local: []netip.Addr{one("local")},
 				out:   rapid.SampledFrom([]string{"eth0", "eth1", "wg0", ""}).Draw(t, "out"),
@@ -308,7 +308,7 @@ func TestPassedOfRandomPolicies(t *testing.T) {
 func TestPassedByRoute(t *testing.T) {
 	p := policy.SourcePolicy{NonMasqueradeCIDRs: cidrs("192.0.2.0/24"), OutputInterfaces: []string{"eth+"}}
 	j := policy.NewConnectionJudge([]policy.Policy{mergeOne(t, network("a", 1, p))}, nil, false)
-	j.Passed("A", addr("10.88.0.2"))
+	j.AddPassed("A", addr("10.88.0.2"))
 	masqueraded := conn("10.88.0.2", "198.51.100.1", "198.51.100.1", "203.0.113.1")
 	exempt := conn("10.88.0.2", "192.0.2.1", "192.0.2.1", "203.0.113.1")
 	untranslated := conn("10.88.0.2", "198.51.100.1", "198.51.100.1", "10.88.0.2")
