@@ -128,7 +128,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 		q.NoHook = diagnose.NoHookPlugin(q.Src.Unmap(), pods, r.Sources.ConfDir)
 	}
 	finder := diagnose.OriginFinder{ConfDir: r.Sources.ConfDir, Since: node.Dir.Written}
-	e := diagnose.Explain(q, r.Rules, r.Stored, finder)
+	e := diagnose.Explain(q, r.Rules, r.InForce, finder)
 	if a.json() {
 		e.Reconciler = node.active
 		return a.print(e)

@@ -30,20 +30,24 @@ func (d *Debounce) Pending() bool { return !d.first.IsZero() }
 
 // Due returns when the pending events are due.
 func (d *Debounce) Due() time.Time {
-	return d.last.Add(min(d.Quiet, d.first.Add(d.Longest).Sub(d.last)))
+	quiet, longest := d.last.Add(d.Quiet), d.first.Add(d.Longest)
+	if quiet.Before(longest) {
+		return quiet
+	}
+	return longest
 }
 
-// Take reports whether events are due. If they are, it forgets them.
+// IsDue reports whether events are due.
+func (d *Debounce) IsDue(now time.Time) bool { return d.Pending() && !now.Before(d.Due()) }
+
+// Take forgets the events if they are due, and reports whether it did.
 func (d *Debounce) Take(now time.Time) bool {
-	due := d.Over(now)
+	due := d.IsDue(now)
 	if due {
 		d.first = time.Time{}
 	}
 	return due
 }
-
-// Over reports whether events are due.
-func (d *Debounce) Over(now time.Time) bool { return d.Pending() && !now.Before(d.Due()) }
 
 // Sleep returns after a time, or when ctx ends.
 func Sleep(ctx context.Context, d time.Duration) {
@@ -66,7 +70,7 @@ type Flapping[Change comparable] struct {
 	Threshold int
 	Window    time.Duration
 
-	reverts map[Change][]time.Time // within the window
+	reverts map[Change][]time.Time // the last ones of each change, Threshold + 1 at most
 	active  Change                 // the zero value for none
 	last    time.Time
 	pause   time.Duration
@@ -107,7 +111,8 @@ func (f *Flapping[Change]) Pause() time.Duration { return f.pause }
 // Ends returns when the flapping is over if nothing is reverted any more.
 func (f *Flapping[Change]) Ends() time.Time { return f.last.Add(2 * f.pause) }
 
-// LogOnce returns a logger that drops records equal to one of the last that it passed on to log.
+// LogOnce returns a logger that drops records that it passed on to log before. After maxRecords it forgets
+// them all.
 func LogOnce(log *slog.Logger) *slog.Logger {
 	return slog.New(&onceHandler{Handler: log.Handler()})
 }

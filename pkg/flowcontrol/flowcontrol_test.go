@@ -33,7 +33,7 @@ func TestDebounce(t *testing.T) {
 				}
 				if i := int(at / max(c.every, 1)); c.every > 0 && at%c.every == 0 && i < c.events || at == 0 {
 					d.Event(start.Add(at))
-					if !d.Pending() || d.Over(start.Add(at)) {
+					if !d.Pending() || d.IsDue(start.Add(at)) {
 						t.Error("not pending after an event")
 					}
 				}

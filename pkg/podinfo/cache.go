@@ -112,8 +112,8 @@ func (e *UnreadableError) Error() string {
 // Unwrap implements what errors.As needs.
 func (e *UnreadableError) Unwrap() error { return e.Err }
 
-// ReadCached reads a file of a cache. The attachment is of this boot if its network namespace exists. The time
-// of the file does not say so: the wall clock may have been set since. The error is ErrNoNetNS if that
+// ReadCached reads a file of a cache. The attachment is of this boot if its network namespace exists. The
+// time of the file does not say so: the wall clock may have been set since. The error is ErrNoNetNS if that
 // namespace has gone, fs.ErrNotExist if the file has, and else an *UnreadableError. With ErrNoNetNS the
 // attachment is complete; with an *UnreadableError it has what is known, which may be nothing.
 func ReadCached(path string) (Cached, error) {
@@ -143,10 +143,10 @@ func ReadCached(path string) (Cached, error) {
 	return c, CheckNetNS(netNS)
 }
 
-// CheckNetNS returns nil if there is a network namespace at a path. The error is ErrNoNetNS if it has gone, and
-// else an *UnreadableError. Only "does not exist" in a directory that this process sees means that it has gone.
-// Everything else says nothing about the pod: a path below /proc names a process, whose number another process
-// has later, and a container may lack the mount or the permission.
+// CheckNetNS returns nil if there is a network namespace at a path. The error is ErrNoNetNS if it has gone,
+// and else an *UnreadableError. Only "does not exist" in a directory that this process sees means that it
+// has gone. Everything else says nothing about the pod: a path below /proc names a process, whose number
+// another process has later, and a container may lack the mount or the permission.
 func CheckNetNS(path string) error {
 	path = filepath.Clean(path)
 	if strings.HasPrefix(path, "/proc/") {

@@ -25,12 +25,12 @@ type cachedPods struct {
 	read       map[string]cachedFile       // what files said when they were read
 	unrecorded []UnrecordedPod             // as the last sync of the records found them
 	isRead     bool                        // recorded has all records that were on disk
-	fresh      bool                        // some may not be in the rules yet; a sync with all in its rules clears it
+	fresh      bool                        // some may not be in the rules yet; Node.sync clears it
 }
 
 // cachedFile is what a file in the cache said when it was read. While the file has the same time, only the
-// network namespace is looked at again: to read and decode the files of 1,000 pods takes longer than to repair
-// the rules.
+// network namespace is looked at again: to read and decode the files of 1,000 pods takes longer than to
+// repair the rules.
 type cachedFile struct {
 	written time.Time
 	pod     podinfo.Cached // without its addresses and its configuration
@@ -221,8 +221,8 @@ func (n *Node) hasGone(file string, files map[string]time.Time) bool {
 	return errors.Is(err, podinfo.ErrNoNetNS)
 }
 
-// readCached reads a file of the cache, unless it was read already and its network namespace cannot be used: of
-// such a file the attachment and the network namespace are known, and the error is that of now.
+// readCached reads a file of the cache, unless it was read already and its network namespace cannot be
+// used: of such a file the attachment and the network namespace are known, and the error is that of now.
 func (n *Node) readCached(file string, written time.Time) (podinfo.Cached, error) {
 	c := n.cached
 	known := c.read[file]

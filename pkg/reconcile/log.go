@@ -29,14 +29,15 @@ type syncLog struct {
 }
 
 func (l *syncLog) warn(err error) {
-	of, isFinding := errors.AsType[FindingWarning](err)
-	switch {
-	case err == nil:
-	case isFinding:
-		l.once.Warn("warning", "finding", of.ID, "err", err)
-	default:
-		l.once.Warn("warning", "err", err)
+	if err == nil {
+		return
 	}
+	of, isFinding := errors.AsType[FindingWarning](err)
+	if isFinding {
+		l.once.Warn("warning", "finding", of.ID, "err", err)
+		return
+	}
+	l.once.Warn("warning", "err", err)
 }
 
 func (l *syncLog) report(r *Report) {
@@ -70,7 +71,7 @@ func (l *syncLog) sources(r *Report) {
 		}
 	}
 	for _, s := range r.Dropped {
-		l.log.Info("removed unused network", "source", s.String())
+		l.log.Info("removed network", "source", s.String())
 	}
 }
 
@@ -128,7 +129,8 @@ func (l *syncLog) reset(deleted map[policy.ChainFamily]uint64, took time.Duratio
 	}
 }
 
-// valuesOf returns the values in the policies of a source by key, as JSON; nil is an empty source.
+// valuesOf returns the values in the policies of a source by key, as JSON, and its chain as it is; nil is an
+// empty source.
 func valuesOf(s *policy.Source) map[string]string {
 	values := map[string]string{}
 	if s == nil {

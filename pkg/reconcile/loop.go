@@ -37,11 +37,11 @@ type Loop struct {
 	// ConnectionsReset is called after a reset with the numbers of connections that were deleted, and why it
 	// failed, unless it is nil.
 	ConnectionsReset func(deleted map[policy.ChainFamily]uint64, err error)
-	// Watch, unless it is nil, is called when Commit.Touched is to be about other chains than before. Nil is
-	// all that the listener receives: which chains matter is unknown.
+	// Watch, unless it is nil, tells the listener for which chains Commit.Touched has to be true from now on.
+	// Nil means every commit, as it is not known which chains matter.
 	Watch func([]netfilter.OwnedChain)
-	// Verified, unless it is nil, is called with a ruleset generation at which everything is as a sync found
-	// it, which is right: after that sync, and after commits since that touched nothing owned.
+	// Verified, unless it is nil, is called with each ruleset generation at which the rules are known to be
+	// right: the sync of the report found them so, and no commit since then touched owned rules.
 	Verified func(r *Report, generation uint32)
 	// Active, unless it is nil, runs while this loop has the instance lock, which is kept until it returns.
 	Active func(context.Context)
@@ -52,7 +52,7 @@ type Loop struct {
 	state   state
 	working sync.WaitGroup // the works that run, and Active
 
-	mu       sync.Mutex // held while the node is in use
+	mu       sync.Mutex // held while a goroutine uses the node; see Node for the exceptions
 	observed *Report    // of the last sync; nil if this loop is not active
 }
 
@@ -64,8 +64,9 @@ func NewLoop(n *Node, log *slog.Logger, publish func(*Report)) *Loop {
 	}
 }
 
-// State observes the rules, and writes nothing. It returns nil if this
-// loop is not active, if the rules cannot be read, or while a sync runs: its report is more recent.
+// State observes the rules, and writes nothing. It returns nil if this loop is not active, if the rules
+// cannot be read, or while another goroutine uses the node, such as a sync, whose report will be more
+// recent. A sync that becomes due meanwhile waits until the rules are read.
 func (l *Loop) State(ctx context.Context) *enforce.State {
 	if !l.mu.TryLock() {
 		return nil
@@ -82,7 +83,8 @@ func (l *Loop) State(ctx context.Context) *enforce.State {
 	return e.Observe(ctx, s.Sources, s.Record)
 }
 
-// CheckEntry is Node.CheckEntry beside the syncs.
+// CheckEntry is Node.CheckEntry between the syncs. A sync that becomes due meanwhile waits for it, and so for
+// the lock of the dataDir, which a sync would wait for, too.
 func (l *Loop) CheckEntry(ctx context.Context, list config.Conflist) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,13 +95,13 @@ func (l *Loop) CheckEntry(ctx context.Context, list config.Conflist) error {
 // it is on standby.
 func (l *Loop) Run(ctx context.Context) {
 	for ctx.Err() == nil {
-		instance, standby := l.takeOver(ctx)
-		if standby == nil {
+		instance, waiting := l.takeOver(ctx)
+		if waiting == nil {
 			l.runActive(ctx, instance)
 			continue
 		}
-		standby.Started, standby.Waiting = time.Now(), true
-		l.report(standby)
+		waiting.Started, waiting.Waiting = time.Now(), true
+		l.report(waiting)
 		until := time.Now().Add(standbyInterval)
 		for ctx.Err() == nil && time.Now().Before(until) {
 			l.wait(ctx, until)
@@ -107,7 +109,8 @@ func (l *Loop) Run(ctx context.Context) {
 	}
 }
 
-// takeOver takes the instance lock, or returns why this loop is on standby.
+// takeOver takes the instance lock, or returns why this loop waits: another one is active, or the node has
+// another dataDir.
 func (l *Loop) takeOver(ctx context.Context) (*store.InstanceLock, *Report) {
 	l.mu.Lock()
 	src := l.Node.reread(&Sources{})
@@ -135,7 +138,7 @@ func (l *Loop) runActive(ctx context.Context, instance *store.InstanceLock) {
 	if instance != nil && l.Active != nil {
 		l.working.Go(func() { l.Active(ctx) })
 	}
-	l.state.begin(l.SyncConflist != nil)
+	l.state.activate(l.SyncConflist != nil)
 	for ctx.Err() == nil {
 		now := time.Now()
 		w, at := l.state.next(now)
@@ -149,7 +152,7 @@ func (l *Loop) runActive(ctx context.Context, instance *store.InstanceLock) {
 			}
 			instance.RecordSync()
 		}
-		l.begin(ctx, w, now)
+		l.start(ctx, w, now)
 	}
 	end()
 	l.working.Wait()
@@ -161,12 +164,12 @@ func (l *Loop) runActive(ctx context.Context, instance *store.InstanceLock) {
 }
 
 // mustTakeOver reports whether the instance lock has to be taken again before the next sync: its file was
-// removed, so that another reconciler can have taken it. If it could not be taken, that is tried again after
-// each interval.
+// removed, so that another reconciler can have taken it. If it could not be taken, that is tried again before
+// each sync that comes without an event.
 func (l *Loop) mustTakeOver(instance *store.InstanceLock, now time.Time) bool {
 	hasSynced := l.state.last.report != nil
 	if instance == nil {
-		return hasSynced && l.state.intervalOver(now)
+		return hasSynced && l.state.isNextDue(now)
 	}
 	return hasSynced && !instance.Held()
 }

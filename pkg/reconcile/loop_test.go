@@ -564,7 +564,7 @@ func TestNext(t *testing.T) {
 	after := func(reports ...*Report) func(*state) {
 		return func(s *state) {
 			for _, r := range reports {
-				s.synced(now, r, interval)
+				s.noteSync(now, r, interval)
 			}
 		}
 	}
@@ -579,13 +579,13 @@ func TestNext(t *testing.T) {
 	addresses := func(s *state) { s.addresses.Event(now) }
 	request := func(s *state) { s.triggers.request = true }
 	read := func(s *state) { s.triggers.read = now.Add(time.Millisecond) }
-	begun := func(w work) func(*state) { return func(s *state) { s.running[w] = now } }
+	begun := func(w work) func(*state) { return func(s *state) { s.running[w] = true } }
 	for name, c := range map[string]struct {
 		state []func(*state)
 		want  work
 		after time.Duration
 	}{
-		"nothing was synced":                       {[]func(*state){func(s *state) { *s = state{}; s.begin(false) }}, reading, 0},
+		"nothing was synced":                       {[]func(*state){func(s *state) { *s = state{}; s.activate(false) }}, reading, 0},
 		"no event":                                 {nil, reading, interval},
 		"a commit that touched nothing":            {[]func(*state){func(s *state) { s.committed(Commit{Generation: 5}) }}, publishing, 0},
 		"which is published":                       {[]func(*state){func(s *state) { s.commits.generation, s.published = 5, publication{s.last.report, 5} }}, reading, interval},
@@ -596,7 +596,6 @@ func TestNext(t *testing.T) {
 		"requested, files are written":             {[]func(*state){request, files}, syncing, minInterval},
 		"read":                                     {[]func(*state){read}, syncing, minInterval},
 		"read, conflist begun":                     {[]func(*state){read, begun(syncingConflist)}, syncing, minInterval + time.Millisecond},
-		"read, conflist begun again":               {[]func(*state){read, func(s *state) { s.running[syncingConflist] = now.Add(10 * time.Millisecond) }}, syncing, minInterval + time.Millisecond},
 		"conflist begun":                           {[]func(*state){begun(syncingConflist)}, reading, interval},
 		"read, conflist begun, rules":              {[]func(*state){rules, read, begun(syncingConflist)}, syncing, minInterval},
 		"conflist due":                             {[]func(*state){func(s *state) { s.conflist.due = now.Add(time.Second) }}, syncingConflist, time.Second},
@@ -626,16 +625,16 @@ func TestNext(t *testing.T) {
 		"a reset failed":                           {[]func(*state){func(s *state) { s.resets = resetState{now.Add(2 * time.Second), 2 * time.Second} }, after(resets)}, resetting, 2 * time.Second},
 		"a reset failed, before this loop was active again": {[]func(*state){func(s *state) {
 			s.resets.retry = time.Minute
-			s.begin(false)
+			s.activate(false)
 			s.triggers = triggers{}
 		}, after(resets)}, resetting, 0},
 		"resets on record, a reset runs": {[]func(*state){after(resets), begun(resetting)}, reading, interval},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := NewLoop(nil, slog.New(slog.DiscardHandler), nil).state
-			s.begin(false)
+			s.activate(false)
 			s.triggers.request, s.sources = false, &Sources{}
-			s.synced(now, well, interval)
+			s.noteSync(now, well, interval)
 			for _, f := range c.state {
 				f(&s)
 			}
@@ -664,7 +663,7 @@ func TestNoteAddresses(t *testing.T) {
 		"nothing was synced":                 {func(s *state) { s.last.report = nil }, true},
 		"no rule depends on addresses":       {func(*state) {}, false},
 		"the rules cannot be read":           {func(s *state) { s.last.report = &Report{Result: Failed} }, false},
-		"a sync runs, maybe of a new policy": {func(s *state) { s.running[syncing] = now }, true},
+		"a sync runs, maybe of a new policy": {func(s *state) { s.running[syncing] = true }, true},
 		"another event is not synced yet":    {func(s *state) { s.addresses.Event(now) }, true},
 	} {
 		s := newState()

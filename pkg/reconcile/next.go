@@ -27,6 +27,7 @@ const (
 	quietAddresses    = 20 * time.Millisecond
 	maxQuietAddresses = 30 * time.Millisecond
 	// A sync or a reset that failed is repeated after a time that doubles from firstRetry to lastRetry.
+	// After a sync whose rules another program changed at once, it doubles from minInterval.
 	firstRetry = time.Second
 	lastRetry  = time.Minute
 	// The same drift this often within flappingWindow is flapping. A person who experiments, or a
@@ -52,7 +53,7 @@ type state struct {
 	published publication // the last one
 	watched   []netfilter.OwnedChain
 
-	running [works]time.Time // when each work began that runs; else zero
+	running [works]bool // which works run
 }
 
 // commits are what is known of the commits to the ruleset.
@@ -130,18 +131,17 @@ type triggers struct {
 func never() time.Time { return time.Unix(1<<40, 0) }
 
 // next returns the work that is due, or the constant nothing and the time when a work may be due. Of several
-// works that are due, it returns the first kind.
+// works that are due, it returns the first one in the order of the constants.
 func (s *state) next(now time.Time) (work, time.Time) {
 	due := [works]time.Time{
 		publishing: s.publishDue(), syncingConflist: s.conflist.due, resetting: s.resets.due,
 		reading: never(), syncing: never(),
 	}
 	usesNode := s.runs(reading) || s.runs(syncing) // which is for one goroutine at a time
-	switch {
-	case usesNode:
-	case s.readsSources(now):
+	if !usesNode && s.readsSources(now) {
 		due[reading] = s.syncDue()
-	default:
+	}
+	if !usesNode && !s.readsSources(now) {
 		due[syncing] = s.syncDue()
 	}
 	wake := never()
@@ -159,12 +159,12 @@ func (s *state) next(now time.Time) (work, time.Time) {
 }
 
 // runs reports whether a work of this kind runs.
-func (s *state) runs(w work) bool { return !s.running[w].IsZero() }
+func (s *state) runs(w work) bool { return s.running[w] }
 
 // syncDue returns when the next sync is due. Syncs are minInterval apart, and more while the rules are
-// flapping, unless more than rules has changed: only repairs are what the other program reverts, and pods must
-// not leave with an address that is gone until the pause ends. A sync that follows a reading waits a little
-// for the conflist, whose result it reports.
+// flapping, unless more than rules has changed: only repairs are what the other program reverts, and pods
+// must not leave with an address that is gone until the pause ends. A sync that follows a reading waits a
+// little for the conflist, whose result it reports.
 func (s *state) syncDue() time.Time {
 	soon := s.last.ended.Add(minInterval)
 	due := s.last.next
@@ -184,20 +184,28 @@ func (s *state) syncDue() time.Time {
 		due = earlier(due, soon)
 	}
 	if s.runs(syncingConflist) && !s.triggers.rules {
-		// Since the first reading, so that further ones do not delay it again.
+		// Since the first reading, so that further ones do not delay it again. Without one nothing is to
+		// wait.
 		due = later(due, s.triggers.read.Add(minInterval))
 	}
 	return due
 }
 
-// readsSources reports whether a sync reads the sources first. Files that are being written are read when
-// their own event is due.
+// readsSources reports whether the sources are read before the next sync.
 func (s *state) readsSources(now time.Time) bool {
-	asked := s.triggers.request || s.intervalOver(now) && s.triggers.read.IsZero()
-	return s.sources == nil || s.files.Over(now) || asked && !s.files.Pending()
+	if s.sources == nil || s.files.IsDue(now) {
+		return true
+	}
+	if s.files.Pending() { // they are being written, and read when that event is due
+		return false
+	}
+	isReadForNext := !s.triggers.read.IsZero()
+	return s.triggers.request || s.isNextDue(now) && !isReadForNext
 }
 
-func (s *state) intervalOver(now time.Time) bool { return !now.Before(s.last.next) }
+// isNextDue reports whether a sync is due without an event: after the interval or, if the last sync failed,
+// to repeat it.
+func (s *state) isNextDue(now time.Time) bool { return !now.Before(s.last.next) }
 
 // beginSync takes from the state what a sync needs, and what it is for.
 func (s *state) beginSync(now time.Time) syncOrder {
@@ -217,12 +225,14 @@ func (s *state) retriesEarly(now time.Time) bool {
 	if s.last.retry == 0 || s.last.report == nil || s.last.report.reverted() {
 		return false
 	}
-	onlyRules := s.triggers == triggers{rules: s.triggers.rules}
-	return onlyRules && !s.intervalOver(now)
+	others := s.triggers
+	others.rules = false
+	onlyRules := others == triggers{}
+	return onlyRules && !s.isNextDue(now)
 }
 
-// verified reports whether the rules are as the last sync found them, which is right: its rules were read at
-// generations since it began, and they are those of the last commit unless a further one changed them.
+// verified reports whether the rules are known to be right: the last sync found them so, and no commit
+// since it began touched owned rules.
 func (s *state) verified() bool {
 	return s.last.report != nil && s.last.report.verified() && s.commits.touches == s.last.touches
 }
@@ -236,9 +246,10 @@ func (s *state) publishDue() time.Time {
 	return s.last.ended
 }
 
-// begin makes this loop active: everything is due. What failed goes on to be tried again ever more seldom: a
-// loop that cannot take the instance lock becomes active again after each interval.
-func (s *state) begin(syncsConflist bool) {
+// activate makes this loop active. A reading and a sync are due, and they schedule the conflist and the
+// resets. The waits after a sync that failed stay: a loop that cannot take the instance lock is activated
+// again and again.
+func (s *state) activate(syncsConflist bool) {
 	s.triggers.request = true
 	s.conflist.due = never()
 	s.resets = resetState{due: never()}
@@ -249,8 +260,8 @@ func (s *state) begin(syncsConflist bool) {
 	}
 }
 
-// conflistSynced takes note of the conflist's state, which the next sync reports.
-func (s *state) conflistSynced(c conflist.Status) {
+// noteConflist takes note of the conflist's state, which the next sync reports.
+func (s *state) noteConflist(c conflist.Status) {
 	c.Inserted += s.conflist.status.Inserted
 	s.conflist.status = &c
 	s.conflist.due = earlier(s.conflist.due, c.Next)
@@ -268,9 +279,9 @@ func (s *state) takeConflist() *conflist.Status {
 	return &c
 }
 
-// sourcesRead takes note of the sources. The conflist is synced after that: another program may write it as
+// noteSources takes note of the sources. The conflist is synced after that: another program may write it as
 // soon as it has the entry.
-func (s *state) sourcesRead(src *Sources, now time.Time, syncsConflist bool) {
+func (s *state) noteSources(src *Sources, now time.Time, syncsConflist bool) {
 	s.sources = src
 	if s.triggers.read.IsZero() {
 		s.triggers.read = now
@@ -298,8 +309,8 @@ func (s *state) detectFlapping(now time.Time, r *Report) *Problem {
 	return &Problem{Reason: ReasonFlapping, Err: err}
 }
 
-// synced takes note of the report of a sync, and decides when the next one is due without an event.
-func (s *state) synced(now time.Time, r *Report, interval time.Duration) {
+// noteSync takes note of the report of a sync, and decides when the next one is due without an event.
+func (s *state) noteSync(now time.Time, r *Report, interval time.Duration) {
 	s.last.report, s.last.ended, s.last.next = r, now, now.Add(interval)
 	s.last.retry = retryAfter(r, s.last.retry)
 	if s.last.retry > 0 {
@@ -308,8 +319,7 @@ func (s *state) synced(now time.Time, r *Report, interval time.Duration) {
 	if len(r.State.Record.Resets) == 0 || s.resets.retry > 0 || r.rulesFailed() {
 		return
 	}
-	// If a reset is scheduled already and none is due, keep its time: that run returns the time of the next
-	// one.
+	// The time of a scheduled reset stays, unless one is due now.
 	if s.resets.due.Equal(never()) || enforce.ResetsDue(r.State.Record) {
 		s.resets.due = now
 	}
@@ -336,6 +346,7 @@ func earlier(t, u time.Time) time.Time {
 	return t
 }
 
+// later returns the later time. A zero one never is.
 func later(t, u time.Time) time.Time {
 	if u.After(t) {
 		return u

@@ -204,7 +204,7 @@ func TestRetriesEarly(t *testing.T) {
 		"nothing failed":         {nil, func(s *state) { s.triggers.rules = true }, false},
 	} {
 		var s state
-		s.synced(now, &Report{Problems: c.last}, time.Minute)
+		s.noteSync(now, &Report{Problems: c.last}, time.Minute)
 		c.event(&s)
 		assert.Equal(t, name, s.retriesEarly(now), c.want)
 	}
@@ -235,7 +235,7 @@ func TestEventsOfASync(t *testing.T) {
 	}
 	s.conflist.status = &conflist.Status{}
 	for range 2 {
-		s.conflistSynced(conflist.Status{Inserted: 1})
+		s.noteConflist(conflist.Status{Inserted: 1})
 	}
 	assert.Equal(t, "insertions to report", s.conflist.status.Inserted, 2)
 }

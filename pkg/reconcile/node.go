@@ -18,8 +18,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// Node is the node that is synced: its files, its dataDir and the network namespace of the process.
-// It is for one goroutine at a time.
+// Node is the node that is synced: its files, its dataDir and the network namespace of the process. It is
+// for one goroutine at a time. Beside it one goroutine may call Publish, one may use Dir and Conntrack,
+// which have no state here, and one may use CacheEvents.
 type Node struct {
 	Settings    config.Settings
 	SettingsErr error  // why Settings are not those of the file
@@ -63,7 +64,8 @@ func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	}
 }
 
-// owned returns the chains in the kernel that name an owner. They are read once for these sources.
+// owned returns the chains in the kernel that name an owner. They are read once, until the sources are read
+// again or a sync removes some.
 func (n *Node) owned(ctx context.Context, src *Sources) ([]netfilter.OwnedChain, error) {
 	if src.owned != nil {
 		return *src.owned, nil
@@ -84,7 +86,7 @@ func (n *Node) Publish(r *Report, generation uint32) {
 	}
 	at.Number = generation
 	c := r.Rules.Verified(r.inputs, at.String())
-	c.Entry = n.Version
+	c.Entry = n.Version // in place of an entry, as it holds for the ADDs of any
 	if c.Inputs == "" || c == n.published {
 		return
 	}
@@ -185,7 +187,8 @@ func (n *Node) Cleanup(ctx context.Context, warn func(error)) (removed []netfilt
 	if err = cmp.Or(err, state.Newer()); err != nil {
 		return nil, err
 	}
-	chains := []string{policy.DefaultChain} // the agents'; others that no document names carry their owner
+	// The chain that the agents use has no owner. Other chains without a document are found by their owner.
+	chains := []string{policy.DefaultChain}
 	for _, c := range state.Record.Chains {
 		chains = append(chains, c.Chain)
 	}

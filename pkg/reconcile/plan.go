@@ -38,7 +38,7 @@ func (n *Node) plan(state store.State, src *Sources, dropped []policy.SourceID) 
 		return n.plan(state, src, nil)
 	}
 	if len(lost) > 0 {
-		p.Proposal = *n.stored(state, n.restorable(state, lost, p.Changed)...)
+		p.Proposal = *n.storedWith(state, n.restorable(state, lost, p.Changed)...)
 	}
 	for _, f := range state.Unreadable {
 		if slices.Contains(lost, f) {
@@ -87,8 +87,8 @@ func (n *Node) lost(state store.State, restored []policy.Source) []store.FileErr
 	return n.Dir.Lost(state, ids...)
 }
 
-// stored returns what is stored as a proposal, with sources added or replaced.
-func (n *Node) stored(state store.State, changed ...policy.Source) *enforce.Proposal {
+// storedWith returns what is stored as a proposal, with sources added or replaced.
+func (n *Node) storedWith(state store.State, changed ...policy.Source) *enforce.Proposal {
 	return &enforce.Proposal{
 		Sources: enforce.WithSources(state.Sources, changed...),
 		Changed: changed,
@@ -107,7 +107,9 @@ func (n *Node) proposeNetworks(src *Sources, p *plan) {
 	var networks []policy.Source
 	for i := range src.ConfDir.Conflists {
 		list := &src.ConfDir.Conflists[i]
-		if src.PluginFile.Conflist(src.ConfDir, list.Network) != list {
+		// Conflist returns an element of the same slice, and one with an entry.
+		isUsed := src.PluginFile.Conflist(src.ConfDir, list.Network) == list
+		if !isUsed {
 			continue
 		}
 		source := policy.SourceID{Kind: policy.Network, Name: list.Network}
@@ -170,12 +172,12 @@ func (n *Node) proposeAgent(src *Sources, p *plan) {
 
 // withPreferredBackend returns the source of the agent files with the backend of the settings, unless a file
 // or a network of its chain states one.
-func (n *Node) withPreferredBackend(agent policy.Source, stored []policy.Source) policy.Source {
+func (n *Node) withPreferredBackend(agent policy.Source, sources []policy.Source) policy.Source {
 	preferred, chain := n.Settings.Backend, agent.Policy.Chain
 	if preferred == "" || preferred == policy.Auto || statesBackend(agent, chain) {
 		return agent
 	}
-	for _, s := range stored {
+	for _, s := range sources {
 		if s.ID.Kind == policy.Network && statesBackend(s, chain) {
 			return agent
 		}
@@ -215,9 +217,9 @@ func untilCorrected(p *enforce.Proposal, s policy.SourceID, err error) error {
 	return fmt.Errorf("%w (until it is corrected, %s%s)", err, pods, inForce)
 }
 
-// unused returns the stored networks to drop: those that have had neither a conflist nor an attachment for
-// DropAfter, and those whose policy does not come from where plugin.toml says.
-func (n *Node) unused(state store.State, src *Sources, warn func(error)) (unused []policy.SourceID) {
+// toDrop returns the stored networks to drop: those that have had neither a conflist nor an attachment for
+// DropAfter, and those that plugin.toml excludes.
+func (n *Node) toDrop(state store.State, src *Sources, warn func(error)) (toDrop []policy.SourceID) {
 	if src.PluginFileErr != nil || src.ConfDirErr != nil || src.ConfDir.Err() != nil {
 		return nil
 	}
@@ -226,16 +228,16 @@ func (n *Node) unused(state store.State, src *Sources, warn func(error)) (unused
 			continue
 		}
 		hasEntry := src.ConfDir.HasEntry(s.ID.Name)
-		if n.isFromElsewhere(src, s) || !hasEntry && n.unusedLongEnough(src, s.ID, warn) {
-			unused = append(unused, s.ID)
+		if n.isExcluded(src, s) || !hasEntry && n.unusedLongEnough(src, s.ID, warn) {
+			toDrop = append(toDrop, s.ID)
 		}
 	}
-	return unused
+	return toDrop
 }
 
-// isFromElsewhere reports whether the policy of a network did not come from the directory of plugin.toml, and
-// none there takes its place.
-func (n *Node) isFromElsewhere(src *Sources, s policy.Source) bool {
+// isExcluded reports whether plugin.toml excludes the policy of a network: it did not come from the
+// directory of that file, and none there takes its place.
+func (n *Node) isExcluded(src *Sources, s policy.Source) bool {
 	if !src.PluginFile.Present || s.ConfDir == src.PluginFile.CNIConfDir {
 		return false
 	}

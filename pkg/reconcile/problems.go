@@ -94,8 +94,9 @@ func (n *Node) addRuleProblems(ctx context.Context, r *Report) {
 		r.chainProblem(ReasonConflict, o.Chain, "%s belongs to another dataDir; "+
 			"remove it with ip-masq-reconciler cleanup --data-dir %s", o, policy.Quote(o.Owner.DataDir))
 	}
+	// The chains have it already, unless the guard was to be removed and is that of no chain.
 	if s.Guard.Err != nil && !r.has(s.Guard.Err) {
-		r.problem(ReasonRules, s.Guard.Err) // of a guard that was to be removed
+		r.problem(ReasonRules, s.Guard.Err)
 	}
 	for _, e := range s.NoOutputs() {
 		r.add(Problem{Reason: ReasonAddress, Chain: e.Chain, Err: e})
@@ -268,7 +269,7 @@ func (n *Node) checkAgentFiles(e config.Entry, stored store.State) error {
 
 // AddDiskProblem adds that the dataDir is full or read-only, which fails ADDs although the rules are correct.
 func (n *Node) AddDiskProblem(r *Report) {
-	if len(r.Stored) == 0 && !r.Sources.hasEntry() {
+	if len(r.InForce) == 0 && !r.Sources.hasEntry() {
 		return // nothing is managed
 	}
 	for _, p := range r.Problems {

@@ -47,15 +47,16 @@ type Report struct {
 	inputs  string // digest of what State was decoded from; see enforce.Enforcer.Inputs
 	// generation is one from before Rules were read, zero if it is unknown.
 	generation netfilter.Generation
-	Stored     []policy.Source // what Rules is computed from: the documents, in a dry run with what changed
+	InForce    []policy.Source // what Rules is computed from: the documents, in a dry run after the sync
 	Rules      *enforce.State  // after the sync; nil if the documents cannot be read
 	Before     *enforce.State  // before the sync wrote, with its counters; nil if it wrote nothing
 
-	Drift   policy.Diff // what other programs changed in rules that had been written before
-	By      Writer      // the last program that changed rules before the sync, if known
-	Pending []policy.SourceID
-	Applied []policy.SourceID // sources whose policy the sync applied; Pending are the others that changed
-	Dropped []policy.SourceID // networks that are unused and are, or would be, removed
+	Drift   policy.Diff       // what other programs changed in rules that had been written before
+	By      Writer            // the last program that changed rules before the sync, if known
+	Pending []policy.SourceID // sources whose policy changed and is not applied
+	Applied []policy.SourceID // sources whose changed policy the sync applied
+	// Dropped are networks that are, or would be, removed: they are unused, or plugin.toml excludes them.
+	Dropped []policy.SourceID
 
 	Lost         []Problem // files that no source restores: the desired rules are unknown
 	OtherDataDir error     // why nothing may be written: the dataDir is not the node's
@@ -65,7 +66,7 @@ type Report struct {
 	Conflist *conflist.Status // nil unless a loop syncs the conflist; Inserted is since the report before
 }
 
-// Ready reports whether the rules are what the sources ask for.
+// Ready reports whether there is no problem.
 func (r *Report) Ready() bool { return len(r.Problems) == 0 }
 
 // WarningsOf returns the warnings that the finding ID of doctor has; for "", those that none has.
@@ -96,9 +97,9 @@ func (r *Report) Summary() string {
 // Changed returns the keys in which the policy that a source states now differs from the stored one, in a dry
 // run.
 func (r *Report) Changed(id policy.SourceID) []string {
-	for i := range r.Stored {
-		if r.Stored[i].ID == id {
-			return config.Differences(valuesOf(r.State.Find(id)), valuesOf(&r.Stored[i]))
+	for i := range r.InForce {
+		if r.InForce[i].ID == id {
+			return config.Differences(valuesOf(r.State.Find(id)), valuesOf(&r.InForce[i]))
 		}
 	}
 	return nil
@@ -144,7 +145,7 @@ func (r *Report) sameOutstanding(last *Report) bool {
 	if r.Ready() && !r.Unfinished() {
 		return false
 	}
-	if last.Rules == nil {
+	if last.Rules == nil { // it did not come to observe them, and its repetition will
 		return true
 	}
 	if r.Rules == nil {
@@ -191,7 +192,8 @@ func (r *Report) has(err error) bool {
 	return false
 }
 
-// add reports a problem, and returns its reason: where the source itself is valid, that of the cause.
+// add adds a problem, and returns its reason. The reason of the cause takes the place of the given one
+// where the source itself is valid (a disk, a conflict) or something is missing that rules need.
 func (r *Report) add(p Problem) Reason {
 	_, isConflict := errors.AsType[*policy.ConflictError](p.Err)
 	_, isUnwritable := errors.AsType[*enforce.UnwritableError](p.Err)

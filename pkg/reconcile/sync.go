@@ -20,15 +20,15 @@ import (
 func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 	r := &Report{Started: time.Now(), Sources: src, Result: Unchanged}
 	if n.load(r) {
-		p := n.plan(r.State, src, n.unused(r.State, src, r.warn))
+		p := n.plan(r.State, src, n.toDrop(r.State, src, r.warn))
 		r.planned(p)
-		r.Stored = p.Sources
+		r.InForce = p.Sources
 		e := n.Enforcer(src, r.warn)
 		r.OtherDataDir = n.checkDataDir(ctx, e, src)
 		r.Rules = observe(ctx, e, &p.Proposal, r.State.Record)
 		if r.refuseBeyondBounds(p.Changed) {
-			r.Stored = r.State.Sources
-			r.Rules = observe(ctx, e, n.stored(r.State), r.State.Record)
+			r.InForce = r.State.Sources
+			r.Rules = observe(ctx, e, n.storedWith(r.State), r.State.Record)
 		}
 	}
 	if r.OtherDataDir != nil {
@@ -38,9 +38,9 @@ func (n *Node) DryRun(ctx context.Context, src *Sources) *Report {
 	return r
 }
 
-// refuseBeyondBounds reports whether changed sources ask for more rules than their chain can have, such as by a
-// namespace with too many pods, and adds these as problems. A sync applies none of them, so a dry run is about
-// the stored policies, which stay in force.
+// refuseBeyondBounds reports whether changed sources ask for more rules than their chain can have, such as
+// by a namespace with too many pods, and adds these as problems. A sync applies none of them, so a dry run
+// is about the stored policies, which stay in force.
 func (r *Report) refuseBeyondBounds(changed []policy.Source) (isRefused bool) {
 	for _, source := range changed {
 		c := r.Rules.Find(source.Policy.Chain)
@@ -65,14 +65,15 @@ func (r *Report) refuse(source policy.SourceID, err error) {
 	r.add(Problem{Reason: ReasonRules, Source: source, Err: fmt.Errorf("%s: %s: %w", source, what, err)})
 }
 
-// Sync enforces what the sources ask for. When everything is correct it only reads, without the lock.
+// Sync enforces what the sources ask for. Where everything is correct and each pod of the runtime's cache has
+// its record, it only reads, without the lock.
 func (n *Node) Sync(ctx context.Context, src *Sources) *Report { return n.sync(ctx, src, true) }
 
-// sync is Sync. Without syncsCache it leaves the records of cached pods as they are: it comes because rules or
-// addresses changed, and a repair does not wait until the runtime's cache is read.
+// sync is Sync. Without syncsCache it leaves the records of cached pods as they are: it comes because rules
+// or addresses changed, and a repair does not wait until the runtime's cache is read.
 func (n *Node) sync(ctx context.Context, src *Sources, syncsCache bool) *Report {
 	r := n.DryRun(ctx, src)
-	mayRecord := r.mayRecord()
+	mayRecord := r.mayRecord() // before the rules are written, which depend on the records
 	var warnings []error
 	var cached cacheSync
 	if mayRecord {
@@ -172,7 +173,8 @@ func (n *Node) CheckEntry(ctx context.Context, list config.Conflist) (err error)
 	return e.CheckApply(ctx, state, &p).Err(own.Policy.Chain)
 }
 
-// load reads the documents, and returns false if that fails.
+// load reads the documents for a report, without resets of an earlier boot, and the generation of the
+// ruleset. It returns false if it fails.
 func (n *Node) load(r *Report) bool {
 	reading, err := n.Dir.Read()
 	if err != nil {
@@ -188,7 +190,8 @@ func (n *Node) load(r *Report) bool {
 	return true
 }
 
-// observe observes once: a sync sees a difference twice, in its dry run and with the lock.
+// observe observes the rules of a proposal once: a sync observes a difference twice, in its dry run and
+// with the lock. With lost documents the chains stay as they are, which only ObserveProposal knows.
 func observe(ctx context.Context, e *enforce.Enforcer, p *enforce.Proposal, rec store.Record) *enforce.State {
 	if len(p.Lost) > 0 {
 		return e.ObserveProposal(ctx, p, rec)
@@ -212,10 +215,11 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	if r.OtherDataDir != nil || !n.load(r) { // addProblems reports it
 		return
 	}
-	p := n.plan(r.State, r.Sources, n.unused(r.State, r.Sources, r.warn))
+	p := n.plan(r.State, r.Sources, n.toDrop(r.State, r.Sources, r.warn))
 	r.warn(lock.Tidy())
 	dropped := dropDocuments(r, lock, p.says.Dropped)
-	before := observe(ctx, e, n.stored(r.State), r.State.Record)
+	// With the dropped networks, whose rules are in the kernel until the sync removes them.
+	before := observe(ctx, e, n.storedWith(r.State), r.State.Record)
 	p = n.keepUsed(r, lock, p, dropped)
 	r.planned(p)
 	r.Before, r.Drift = before, before.Drift()
@@ -233,7 +237,7 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	}
 	r.Drift = slices.DeleteFunc(r.Drift, func(c policy.Change) bool { return !written(r.Rules, c.Chain) })
 	if n.load(r) {
-		r.Stored = r.State.Sources
+		r.InForce = r.State.Sources
 	}
 	switch {
 	case len(r.Pending) > 0:
@@ -245,9 +249,9 @@ func (n *Node) write(ctx context.Context, r *Report) {
 	}
 }
 
-// dropDocuments drops the documents of unused networks, and returns those that could be dropped.
-func dropDocuments(r *Report, lock *store.Lock, unused []policy.SourceID) (dropped []policy.SourceID) {
-	for _, s := range unused {
+// dropDocuments drops the documents of networks, and returns those that could be dropped.
+func dropDocuments(r *Report, lock *store.Lock, toDrop []policy.SourceID) (dropped []policy.SourceID) {
+	for _, s := range toDrop {
 		err := lock.Drop(s)
 		r.warn(err)
 		if err == nil {
@@ -261,19 +265,19 @@ func dropDocuments(r *Report, lock *store.Lock, unused []policy.SourceID) (dropp
 // without them. An ADD that attached before the document was dropped may have returned and relies on the
 // rules. One that attaches later finds no document, and waits for the lock.
 func (n *Node) keepUsed(r *Report, lock *store.Lock, p plan, dropped []policy.SourceID) plan {
-	unused := n.unused(r.State, r.Sources, r.warn)
-	var stay []policy.SourceID
+	toDrop := n.toDrop(r.State, r.Sources, r.warn)
+	var stillDropped []policy.SourceID
 	for _, s := range p.says.Dropped {
-		if slices.Contains(dropped, s) && slices.Contains(unused, s) {
-			stay = append(stay, s)
-		} else {
-			r.warn(lock.UndoDrop(s))
+		if slices.Contains(dropped, s) && slices.Contains(toDrop, s) {
+			stillDropped = append(stillDropped, s)
+			continue
 		}
+		r.warn(lock.UndoDrop(s))
 	}
-	if len(stay) == len(p.says.Dropped) {
+	if len(stillDropped) == len(p.says.Dropped) {
 		return p
 	}
-	return n.plan(r.State, r.Sources, stay)
+	return n.plan(r.State, r.Sources, stillDropped)
 }
 
 // written reports whether the rules of a chain could be written, even if another program has changed
@@ -289,9 +293,9 @@ func written(s *enforce.State, chain string) bool {
 	return true
 }
 
-// applyChanges applies all changed documents at once, so that no packet meets a part of them.
-// If that is refused it tries each by itself: a mistake in one source does not hold up another. Where
-// documents were dropped and none has changed, the sync at the end meets the same error, and its state has it.
+// applyChanges applies all changed documents at once, so that no packet meets a part of them. If that is
+// refused it tries each by itself: a mistake in one source does not hold up another. Where documents were
+// dropped and none has changed, the sync at the end meets the same error, and its state has it.
 func (n *Node) applyChanges(
 	ctx context.Context, r *Report, e *enforce.Enforcer, lock *store.Lock, p *enforce.Proposal,
 ) {
@@ -305,7 +309,7 @@ func (n *Node) applyChanges(
 			return
 		}
 		if len(p.Changed) > 1 {
-			err = apply(ctx, r, e, lock, n.stored(r.State, c))
+			err = apply(ctx, r, e, lock, n.storedWith(r.State, c))
 		}
 		if err == nil {
 			continue
@@ -315,7 +319,7 @@ func (n *Node) applyChanges(
 	isApplied := func(s policy.SourceID) bool { return slices.Contains(r.Applied, s) }
 	r.Pending = slices.DeleteFunc(r.Pending, isApplied)
 	if n.load(r) {
-		r.Rules = e.Sync(ctx, observe(ctx, e, n.stored(r.State), r.State.Record), lock)
+		r.Rules = e.Sync(ctx, observe(ctx, e, n.storedWith(r.State), r.State.Record), lock)
 	}
 }
 

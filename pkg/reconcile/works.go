@@ -37,14 +37,14 @@ type finished struct {
 }
 
 func (f finished) apply(l *Loop, now time.Time) {
-	l.state.running[f.work] = time.Time{}
+	l.state.running[f.work] = false
 	f.result.apply(l, now)
 }
 
-// begin begins a work that is due.
-func (l *Loop) begin(ctx context.Context, w work, now time.Time) {
+// start starts a work that is due.
+func (l *Loop) start(ctx context.Context, w work, now time.Time) {
 	s := &l.state
-	s.running[w] = now
+	s.running[w] = true
 	var do func() event
 	switch w {
 	case publishing:
@@ -84,14 +84,14 @@ func (l *Loop) publishVerified(p publication) event {
 
 type conflistSynced struct{ conflist.Status }
 
-func (c conflistSynced) apply(l *Loop, _ time.Time) { l.state.conflistSynced(c.Status) }
+func (c conflistSynced) apply(l *Loop, _ time.Time) { l.state.noteConflist(c.Status) }
 
 func (l *Loop) syncConflist(ctx context.Context) event { return conflistSynced{l.SyncConflist(ctx)} }
 
 type sourcesRead struct{ sources *Sources }
 
 func (r sourcesRead) apply(l *Loop, now time.Time) {
-	l.state.sourcesRead(r.sources, now, l.SyncConflist != nil)
+	l.state.noteSources(r.sources, now, l.SyncConflist != nil)
 }
 
 func (l *Loop) readSources() event {
@@ -128,8 +128,8 @@ func (l *Loop) sync(ctx context.Context, o syncOrder) event {
 	return synced{r, o.touches}
 }
 
-// notSynced is the result of a sync that did nothing. The program that changed rules is named by the next
-// one.
+// notSynced is the result of a sync that did nothing or was interrupted. The program that changed rules is
+// named by the next one.
 type notSynced struct{ by Writer }
 
 func (n notSynced) apply(l *Loop, now time.Time) {
@@ -151,7 +151,7 @@ func (d synced) apply(l *Loop, now time.Time) {
 	}
 	s.sources = r.Sources
 	s.last.touches = d.touches
-	s.synced(now, r, l.Node.Interval(r.Sources))
+	s.noteSync(now, r, l.Node.Interval(r.Sources))
 	if p := s.detectFlapping(now, r); p != nil {
 		r.Problems = append(r.Problems, *p)
 	}
