@@ -14,7 +14,8 @@
 //   - manager.go: a sync of the reconciler, and what it reports.
 //   - find.go, multus.go: which file the runtime uses, and to which one Multus delegates.
 //   - flapping.go: whether other programs remove the entry, or fight about the file.
-//   - entryfile.go, record.go: which entry the network should have, by entry_file and by what ip-masq wrote.
+//   - entryfile.go, record.go: which entry the network should have, by entry_file and by what ip-masq wrote;
+//     otherfiles.go for the other files of the network.
 //   - edit.go: what becomes of the file; generated.go for a list that is made of a single plugin's
 //     configuration, copy.go for the copy that an earlier version made.
 //   - text.go: the new text.

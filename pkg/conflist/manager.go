@@ -34,6 +34,7 @@ type Manager struct {
 	attempt      attempt // to insert the entry
 	replacement  attempt // of the entry; without a time unless the last one failed
 	removal      attempt // of the copy that an earlier version made; likewise
+	others       attempt // to replace the entry in other files of the network; likewise
 	notExchanged error   // of the last change of the file
 	dry          bool    // nothing is written
 }
@@ -91,6 +92,7 @@ func (m *Manager) Sync(ctx context.Context) Status {
 	if err == nil && isRight {
 		m.attempt = attempt{wait: minWait, file: n.Path}
 		s.warn(m.removeCopyLogged(ctx, &s))
+		s.warn(m.followInOthers(ctx, n, &s))
 	} else if err == nil && canInsert {
 		err = m.insert(ctx, n, &s)
 	}

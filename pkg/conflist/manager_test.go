@@ -277,6 +277,60 @@ func TestManagerFollowsTheEntryFile(t *testing.T) {
 	})
 }
 
+// TestManagerFollowsInOtherFiles: a service mesh copies the main CNI plugin's file, and the runtime uses the copy. The
+// entry that ip-masq wrote into the main file follows the entry file, too: the mesh will copy it again.
+func TestManagerFollowsInOtherFiles(t *testing.T) {
+	const one, two, own = `{"type":"ip-masq","cidrLimit":1}`, `{"type":"ip-masq","cidrLimit":2}`, `{"type":"ip-masq","cidrLimit":9}`
+	const istio, copied = `{"type":"istio-cni"}`, "net.d/02-istio-cni.conflist"
+	synctest.Test(t, func(t *testing.T) {
+		k := manage(t)
+		has := func(main, mesh string) {
+			t.Helper()
+			assert.Equal(t, "files", filesOf(t, k.Dir), map[string]string{
+				"10-a.conflist": listWith("a", main), "02-istio-cni.conflist": listWith("a", mesh, istio), "20-b.conflist": listWith("b", own),
+			})
+		}
+		k.write("net.d/20-b.conflist", listWith("b", own))
+		k.write("entry.json", one)
+		k.write(aList, listNamed("a"))
+		k.sync()
+		k.write(copied, listWith("a", one, istio))
+		k.sync()
+		has(one, one)
+		k.write("entry.json", two)
+		k.sync()
+		k.sync()
+		has(two, two)
+		k.logged(2, "replaced the plugin entry")
+		k.write(copied, listWith("a", two, istio)) // the mesh starts again
+		k.sync()
+		has(two, two)
+		k.write(aList, listWith("a", own)) // by hand
+		k.write("entry.json", one)
+		k.sync()
+		k.sync()
+		has(own, one)
+		k.logged(3, "replaced the plugin entry")
+
+		// What cannot be written is tried again after a time that doubles.
+		k.write(aList, listWith("a", one))
+		k.write(copied, listWith("a", one, istio))
+		k.sync()
+		k.remove(copied)
+		k.sync() // it is ip-masq's now
+		k.write(copied, listWith("a", two, istio))
+		k.write("entry.json", two)
+		unlock := k.lock()
+		k.sync()
+		if len(k.last.Warnings) != 1 || time.Until(k.last.Next) <= 0 {
+			t.Errorf("%+v", k.last)
+		}
+		unlock()
+		k.after(time.Minute)
+		has(two, two)
+	})
+}
+
 // TestManagerWithoutARecord: an entry of an earlier version is ip-masq's if its backup shows that.
 func TestManagerWithoutARecord(t *testing.T) {
 	for _, withBackup := range []bool{true, false} {
