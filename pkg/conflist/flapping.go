@@ -28,6 +28,7 @@ type flapping struct {
 	present bool        // the entry was there at the last look, or was inserted since
 	text    string      // the digest of the file's text at that time
 	info    os.FileInfo // of the file at that time; nil if there was none
+	changed time.Time   // when a look found another text last
 
 	removals []time.Time // of the entry, the last maxRemovals
 	rewrites []time.Time // of the file, the last maxRewrites
@@ -44,13 +45,17 @@ func (f *flapping) look(n Network, now time.Time) {
 	}
 	before := *f
 	f.remember(n.Path, n.Conflist.Doc, isPresent)
+	if before.info != nil && f.text != before.text {
+		f.changed = now
+	}
 	if isPresent && f.isRewritten(before, now) {
 		f.rewrites = appendLast(f.rewrites, now, maxRewrites)
 	}
 }
 
-// isRewritten reports whether the file is another one than before in a way that counts: with another text, or
-// while it is still being written. A program that writes the same text once a second fights with nobody.
+// isRewritten reports whether the file is another one than before in a way that counts: soon after its text
+// changed, as a look between two programs that fight often meets the text of the same one again, or while it is
+// still being written. A program that writes the same text once a second fights with nobody.
 func (f *flapping) isRewritten(before flapping, now time.Time) bool {
 	if f.info == nil || before.info == nil {
 		return false
@@ -61,7 +66,7 @@ func (f *flapping) isRewritten(before flapping, now time.Time) bool {
 	}
 	age := now.Sub(f.info.ModTime())
 	isBeingWritten := age >= 0 && age < quietFile
-	return f.text != before.text || isBeingWritten
+	return now.Sub(f.changed) < minStay || isBeingWritten
 }
 
 // remember notes a text that ip-masq found in the file, or wrote.

@@ -4,6 +4,7 @@ package conflist
 
 import (
 	"os"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +27,8 @@ func TestFights(t *testing.T) {
 		"two texts":                  {texts: []string{one, two}, every: 5 * time.Second, writes: maxRewrites, fights: true},
 		"too few":                    {texts: []string{one, two}, every: 5 * time.Second, writes: maxRewrites - 1},
 		"two texts, slowly":          {texts: []string{one, two}, every: time.Minute, writes: 2 * maxRewrites},
+		"two texts, each met twice":  {texts: []string{one, one, two, two}, every: time.Second, writes: maxRewrites + 2, fights: true},
+		"one change of the text":     {texts: slices.Concat(slices.Repeat([]string{one}, maxRewrites), []string{two}), every: time.Second, writes: maxRewrites + 10},
 		"the same text":              {texts: []string{one}, every: time.Second, writes: 10 * maxRewrites},
 		"the same text, never quiet": {texts: []string{one}, every: time.Second, writes: maxRewrites, young: true, fights: true},
 	} {

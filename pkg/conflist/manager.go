@@ -149,6 +149,7 @@ func (m *Manager) flappingErr(n Network) error {
 	if m.flapping.isFight() {
 		isOurs := func(plugin string) bool { return plugin == config.PluginType }
 		others := slices.DeleteFunc(slices.Clone(n.Conflist.Types), isOurs)
+		slices.Sort(others) // their order is what the fight is about: with it each write would be another problem
 		return fmt.Errorf("%s: other programs write the file again and again; its plugins are %s: "+
 			"make the programs that insert these plugins accept each other's, or stop one of them",
 			policy.Printable(n.Path), policy.Printable(strings.Join(others, ", ")))
