@@ -38,8 +38,8 @@ func TestRandomRulesets(t *testing.T) {
 	for began := time.Now(); time.Since(began) < *rulesetsFor && !t.Failed(); rulesets++ {
 		l.try(t, first+uint64(rulesets))
 	}
-	t.Logf("%d rulesets, the first of seed %d; %d packets, %d translated; of %d answers that could be known %d were perhaps, of %d others %d",
-		rulesets, first, l.packets, l.translated, l.knowable.answers, l.knowable.perhaps, l.others.answers, l.others.perhaps)
+	t.Logf("%d rulesets, the first of seed %d; %d packets, %d translated, %d dropped; of %d answers that could be known %d were perhaps, of %d others %d",
+		rulesets, first, l.packets, l.translated, l.dropped, l.knowable.answers, l.knowable.perhaps, l.others.answers, l.others.perhaps)
 	if 5*l.knowable.perhaps >= l.knowable.answers {
 		t.Errorf("%d of %d answers that could be known were perhaps", l.knowable.perhaps, l.knowable.answers)
 	}
@@ -55,8 +55,8 @@ type rulesetLab struct {
 	destinations []netip.AddrPort
 	index        map[string]int // of interfaces
 
-	packets, translated int
-	knowable, others    struct{ answers, perhaps int }
+	packets, translated, dropped int
+	knowable, others             struct{ answers, perhaps int }
 }
 
 func newRulesetLab(t *testing.T) *rulesetLab {
@@ -84,7 +84,7 @@ func newRulesetLab(t *testing.T) *rulesetLab {
 func (l *rulesetLab) load(t *testing.T, script string) {
 	t.Helper()
 	c := l.Node.Command(t.Context(), "sh", "-ec", "nft flush ruleset\n"+
-		"if grep -q nat /proc/self/net/ip_tables_names 2>/dev/null; then iptables-legacy -t nat -F; iptables-legacy -t nat -X; fi\n"+script)
+		"if grep -q nat /proc/self/net/ip_tables_names 2>/dev/null; then iptables-legacy -t nat -F; iptables-legacy -t nat -X; iptables-legacy -t nat -P POSTROUTING ACCEPT; fi\n"+script)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("load: %v\n%s\n%s", err, out, script)
 	}
@@ -126,7 +126,9 @@ func agreesWith(v thirdparty.Verdict, own, node, seen netip.Addr) (is bool, tran
 		case thirdparty.Masqueraded:
 			is = is || seen == node
 		case thirdparty.Translated:
-			is = is || !o.To.IsValid() || o.To.Addr() == seen
+			is = is || !o.To.IsValid() || o.To.Contains(seen)
+		case thirdparty.Dropped:
+			is = is || !seen.IsValid()
 		}
 	}
 	contradicts := translated == thirdparty.Yes && seen == own || translated == thirdparty.No && seen != own
@@ -146,7 +148,6 @@ func (l *rulesetLab) try(t *testing.T, seed uint64) {
 	}
 	for _, pod := range l.pods {
 		own := pod.Addrs[0]
-		seen := assert.Must(pod.SweepUDP(l.destinations))(t)
 		check := func(protocol string, to, source netip.Addr) {
 			v := judge(own, to, outOf(to))
 			is, translated := agreesWith(v, own, l.nodeAddr(to), source)
@@ -162,14 +163,42 @@ func (l *rulesetLab) try(t *testing.T, seed uint64) {
 				t.Errorf("-ruleset %d: %s from %s to %s was seen from %s, and the answer is %s\n%s", seed, protocol, own, to, source, answerText(v), script)
 			}
 		}
-		for to, source := range seen {
+		var delivered []netip.AddrPort
+		for _, to := range l.destinations {
+			if !mayDrop(judge(own, to.Addr(), outOf(to.Addr()))) {
+				delivered = append(delivered, to)
+				continue
+			}
+			const wait = 40 * time.Millisecond // a packet that is not dropped takes less than one
+			seen, err := pod.SendUDP(to, topology.Within(wait))
+			if err != nil {
+				l.dropped++
+			}
+			check("udp", to.Addr(), seen.Source.Addr()) // none if it was dropped
+		}
+		if len(delivered) == 0 {
+			continue
+		}
+		for to, source := range assert.Must(pod.SweepUDP(delivered))(t) {
 			check("udp", to.Addr(), source.Addr())
 		}
-		to := l.destinations[g.IntN(len(l.destinations))]
+		if g.writes { // answers do not find back to the pod
+			continue
+		}
+		to := delivered[g.IntN(len(delivered))]
 		tcp, err := pod.SendTCP(to)
 		must(t, err)
 		check("tcp", to.Addr(), tcp.Source.Addr())
 	}
+}
+
+func mayDrop(v thirdparty.Verdict) bool {
+	for _, o := range v.Outcomes {
+		if o.Fate == thirdparty.Dropped {
+			return true
+		}
+	}
+	return false
 }
 
 func (l *rulesetLab) nodeAddr(to netip.Addr) netip.Addr {
@@ -195,6 +224,7 @@ func answerText(v thirdparty.Verdict) string {
 type rulesetGenerator struct {
 	*rand.Rand
 	unknown bool // it has what depends on more than addresses, interface and mark
+	writes  bool // it writes addresses into packets
 	sets    strings.Builder
 	names   int
 }
@@ -285,9 +315,12 @@ func (g *rulesetGenerator) condition() string {
 	side := g.oneOf("ip saddr", "ip daddr")
 	if g.unknown && g.chance(4) {
 		return g.oneOf("meta l4proto != udp", fmt.Sprintf("udp dport %d", topology.EchoPort), "th sport >= 1024", "iifname pod1", "ct mark 0", "numgen random mod 2 0",
-			"meta pkttype unicast", "ip ttl > 3", "ct status dnat", "limit rate 1/second", "th dport 1-1024", "meta length > 40", "fib daddr type unicast", "ct id 0", "ip protocol != 17")
+			"meta pkttype unicast", "ip ttl > 3", "ct status dnat", "limit rate 1/second", "th dport 1-1024", "meta length > 40", "fib daddr type unicast", "ct id 0", "ip protocol != 17",
+			"quota over 10 mbytes", "ct count over 1000", "ct original ip daddr 10.0.0.0/8", "meta priority 0", "meta skuid 0", "ip version 4", "fib saddr type unicast",
+			"ct label 1", "numgen inc mod 3 != 1", side+" . meta l4proto { 10.9.9.9 . udp, 10.244.0.2 . tcp }", "ip ecn not-ect",
+			side+" @"+g.name("set", "type ipv4_addr; flags dynamic; elements = { 10.9.9.9, 10.244.0.2 }"), "meta l4proto { tcp, sctp }", "ip daddr != 10.9.9.9 tcp flags syn")
 	}
-	switch g.IntN(13) {
+	switch g.IntN(16) {
 	case 0, 1:
 		return side + " " + g.not() + g.prefix()
 	case 2:
@@ -309,6 +342,17 @@ func (g *rulesetGenerator) condition() string {
 	case 10:
 		return g.oneOf("meta mark ", "meta mark & 0x3 == ", "meta mark != ") + g.mark()
 	case 11:
+		return g.oneOf("meta mark ", "meta mark != ") + g.oneOf("{ 0x0, 0x2 }", "0x1-0x3", "{ 0x0-0x1, 0x4000 }")
+	case 12:
+		return "oifname " + g.not() + "@" + g.name("set", "type ifname; flags interval; elements = { "+g.oneOf(`"la*"`, `"out*", "lan"`, `"wg*"`)+" }")
+	case 13:
+		pair := func() string {
+			return g.disjoint() + " . " + g.oneOf("10.0.0.0/8", "8.8.8.8", "192.168.0.0-198.51.100.255")
+		}
+		return "ip saddr . ip daddr " + g.not() + g.some(3, pair)
+	case 14:
+		return g.oneOf("ct direction original", "meta protocol ip", side+" & 255.255.0.0 == 10.9.0.0", side+" "+g.not()+"@"+g.name("set", "type ipv4_addr; flags timeout; counter; elements = { 10.9.9.9 timeout 1h, 10.244.0.2 }"))
+	case 15:
 		return g.oneOf("fib daddr type != local", "fib saddr type != local", "ct state new", "ct state != established,related", "fib daddr type local")
 	}
 	return g.oneOf("oif lan", "oif != lan", side+" "+g.oneOf("> 10.200.0.0", "<= 10.9.9.9"), side+" & 0.0.0.3 == 0.0.0.2", "oifname "+`{ "lan", "wg1" }`)
@@ -322,7 +366,16 @@ func (g *rulesetGenerator) ends(later []string) string {
 		}
 		return g.oneOf("accept", "return", "continue")
 	}
-	switch g.IntN(12) {
+	switch g.IntN(15) {
+	case 12:
+		return "ct state vmap { new : " + verdict() + ", established : accept }"
+	case 13:
+		return "meta mark vmap { 0x0 : " + verdict() + ", 0x1-0x3 : " + verdict() + " }"
+	case 14:
+		element := func() string {
+			return g.disjoint() + " . " + g.oneOf("10.0.0.0/8", "8.0.0.0/8", "172.16.0.0/12") + " : " + verdict()
+		}
+		return "ip saddr . ip daddr vmap " + g.some(3, element)
 	case 0, 1, 2:
 		return "masquerade"
 	case 3:
@@ -335,7 +388,11 @@ func (g *rulesetGenerator) ends(later []string) string {
 		return "oifname vmap " + g.some(2, element)
 	case 6:
 		element := func() string { return g.disjoint() + " : " + verdict() }
-		return g.oneOf("ip saddr", "ip daddr") + " vmap @" + g.name("map", "type ipv4_addr : verdict; flags interval; elements = "+g.some(3, element))
+		all := g.some(3, element)
+		if g.chance(3) {
+			all = strings.Replace(all, " }", ", * : "+verdict()+" }", 1)
+		}
+		return g.oneOf("ip saddr", "ip daddr") + " vmap @" + g.name("map", "type ipv4_addr : verdict; flags interval; elements = "+all)
 	case 7:
 		element := func() string { return g.address() + ` . "lan" : ` + verdict() }
 		return "ip daddr . oifname vmap " + g.some(3, element)
@@ -375,11 +432,25 @@ func (g *rulesetGenerator) nftTable(name string, priority int) string {
 		}
 		text.WriteString("}\n")
 	}
-	fmt.Fprintf(&text, "chain base {\ntype nat hook postrouting priority %d; policy accept\n", priority)
-	for range 1 + g.IntN(4) {
-		text.WriteString(g.nftRule(chains) + "\n")
+	bases := []string{"base"}
+	if g.chance(5) {
+		bases = append(bases, "other")
 	}
-	text.WriteString("}\n")
+	for _, base := range bases {
+		policy := "accept"
+		if g.chance(40) {
+			policy = "drop"
+		}
+		fmt.Fprintf(&text, "chain %s {\ntype nat hook postrouting priority %d; policy %s\n", base, priority, policy)
+		for range 1 + g.IntN(4) {
+			text.WriteString(g.nftRule(chains) + "\n")
+		}
+		text.WriteString("}\n")
+	}
+	if g.unknown && g.chance(6) {
+		g.writes = true
+		fmt.Fprintf(&text, "chain writes {\ntype filter hook postrouting priority %s\n%s ip saddr set 192.0.2.77\n}\n", g.oneOf("mangle", "300"), g.condition())
+	}
 	if g.chance(4) {
 		fmt.Fprintf(&text, "chain marks {\ntype filter hook postrouting priority mangle\n%s meta mark set %s\n}\n", g.condition(), g.mark())
 	}
@@ -394,7 +465,8 @@ func (g *rulesetGenerator) iptablesCondition() string {
 	if g.unknown && g.chance(3) {
 		return g.oneOf("-p tcp", "-p udp", fmt.Sprintf("-p udp -m udp --dport %d", topology.EchoPort), "-m statistic --mode random --probability 0.5",
 			"-m iprange --dst-range 10.0.0.0-10.9.9.9", "-m conntrack --ctstate DNAT", "-m policy --pol none --dir out", "-m limit --limit 1/sec", "-m comment --comment x", "-m ttl --ttl-gt 3",
-			"-m conntrack --ctstate NEW", "-m physdev ! --physdev-is-bridged")
+			"-m conntrack --ctstate NEW", "-m physdev ! --physdev-is-bridged", "! -p udp", "-p tcp -m multiport --dports 7,9", "-m connlimit --connlimit-above 1000",
+			"-m addrtype --src-type UNICAST", "-m length --length 40:1500", "-m owner --uid-owner 0", "-m hashlimit --hashlimit-above 1000/sec --hashlimit-name x", "-m quota --quota 1")
 	}
 	switch g.IntN(5) {
 	case 0:
@@ -415,6 +487,9 @@ func (g *rulesetGenerator) iptablesTable(table string) string {
 	chains := []string{"POSTROUTING", "A", "B", "C"}
 	var text strings.Builder
 	fmt.Fprintf(&text, "*%s\n:A -\n:B -\n:C -\n", table)
+	if table == "nat" && g.chance(40) {
+		text.WriteString(":POSTROUTING DROP\n")
+	}
 	for i, chain := range chains {
 		for range 1 + g.IntN(4) {
 			words := []string{"-A", chain}
@@ -437,11 +512,13 @@ func (g *rulesetGenerator) iptablesTable(table string) string {
 func (g *rulesetGenerator) iptablesTarget(table string, later []string) string {
 	switch n := g.IntN(10); {
 	case table == "nat" && n < 4:
-		return g.oneOf("-j MASQUERADE", "-j MASQUERADE --random-fully", "-j MASQUERADE", "-j SNAT --to-source 192.0.2.9", "-j SNAT --to-source 10.244.0.2")
+		return g.oneOf("-j MASQUERADE", "-j MASQUERADE --random-fully", "-j MASQUERADE", "-j SNAT --to-source 192.0.2.9", "-j SNAT --to-source 10.244.0.2",
+			"-j SNAT --to-source 192.0.2.1-192.0.2.4", "-j NETMAP --to 192.0.2.0/24")
 	case n < 6 && len(later) > 0:
 		return g.oneOf("-j ", "-j ", "-g ") + later[g.IntN(len(later))]
 	case n < 8:
-		return g.oneOf("-j MARK --set-xmark 0x1/0x1", "-j MARK --set-xmark 0x4000/0xffffffff", "-j MARK --or-mark 0x2", "-j MARK --xor-mark 0x1")
+		return g.oneOf("-j MARK --set-xmark 0x1/0x1", "-j MARK --set-xmark 0x4000/0xffffffff", "-j MARK --or-mark 0x2", "-j MARK --xor-mark 0x1",
+			"-j MARK --and-mark 0x2", "-j CONNMARK --restore-mark", "-j CLASSIFY --set-class 1:1")
 	}
 	return g.oneOf("-j RETURN", "-j ACCEPT", "-j RETURN")
 }

@@ -74,7 +74,8 @@ func (p Pod) String() string {
 	return cmp.Or(p.Namespace, "unknown") + "/" + cmp.Or(p.Name, "unknown")
 }
 
-// Explanation is what happens to that traffic. Its JSON is an interface: every key is always there.
+// Explanation is what happens to the packets of a question. Its JSON is an interface: every key is always
+// there.
 type Explanation struct {
 	Destination netip.Addr `json:"destination"`
 	Source      netip.Addr `json:"source"`
@@ -97,9 +98,9 @@ type Explanation struct {
 	AddressItem      *netip.Prefix `json:"addressItem"`
 	AddressOrigin    *Origin       `json:"addressOrigin"`
 
-	// Kernel reports whether packets get this verdict, given the rules of all chains and of third parties;
-	// null if that depends on what is not known. OverriddenBy is the third-party rules that decide otherwise,
-	// or may: a line each.
+	// Kernel reports whether packets get this verdict, given the rules of all chains and of third parties. It
+	// is null if that depends on what is not known, and false if the rules of a chain could not be read.
+	// OverriddenBy is the third-party rules that decide otherwise, or may: a line each.
 	Kernel       thirdparty.Answer `json:"kernel"`
 	OverriddenBy string            `json:"overridden_by"`
 	Backend      string            `json:"backend"` // "iptables (nft)"
@@ -116,23 +117,22 @@ type Explanation struct {
 	// Reconciler is the reconciler whose settings apply. Only the outermost explanation has it.
 	Reconciler any `json:"reconciler,omitempty"`
 
-	routed      bool  // Interface is that of the route
-	routeErr    error // why there is no route
-	known       bool  // the rules of the chain could be read, and
-	masquerades bool  // masquerade the traffic
-	nftables    bool
-	mark        policy.Mark
-	judged      bool // third-party rules were asked, and
-	// isOverridden tells that OverriddenBy decides for certain.
-	isOverridden bool
-	noHook       string // as in the question
+	routed       bool        // Interface is that of the route
+	routeErr     error       // why there is no route
+	known        bool        // it is known which rule of the chain decides
+	masquerades  bool        // that rule masquerades the packets
+	nftables     bool        // the chain is kept in nftables
+	mark         policy.Mark // as in the question
+	judged       bool        // third-party rules were asked
+	isOverridden bool        // OverriddenBy decides for certain
+	noHook       string      // as in the question
 }
 
 // MarshalJSON writes null for strings that do not apply.
 func (e Explanation) MarshalJSON() ([]byte, error) {
 	type plain Explanation
 	text, err := json.Marshal(plain(e))
-	// In a string, a quote follows a backslash.
+	// Within a string, a quote follows a backslash. So :"" is an empty string, also in what is nested.
 	return bytes.ReplaceAll(text, []byte(`:""`), []byte(`:null`)), err
 }
 
@@ -258,11 +258,11 @@ func (e *Explanation) observe(p policy.Policy, asked policy.Packet, state *enfor
 		e.Backend, e.nftables = chain.Choice.String(), chain.Choice.Backend == policy.NFTables
 	}
 	e.addDrift(state.ChainDiff(chain))
-	switch {
-	case chain.Err != nil:
+	if chain.Err != nil {
 		e.Problem = chain.Err.Error()
 		return
-	case !chosen:
+	}
+	if !chosen {
 		e.Problem = "the rules of the chain were not read"
 		return
 	}
@@ -322,8 +322,9 @@ func (e *Explanation) guarded(q Question, state *enforce.State) {
 	}
 }
 
-// bound returns the sources of traffic that enforceExempt binds to its own addresses; nil if there is none.
-func (q Question) bound(state *enforce.State) policy.Ranges {
+// boundSources returns the sources of traffic that enforceExempt binds to its own addresses; nil if there is
+// none.
+func (q Question) boundSources(state *enforce.State) policy.Ranges {
 	f := policy.FamilyOf(q.Dst)
 	for _, p := range state.Policies() {
 		g := state.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f})
@@ -350,8 +351,8 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 		e.addProblem("third-party rules may decide, and could not all be read: %v", err)
 	}
 	e.judged, e.mark = true, q.Mark
-	bound := q.bound(state)
-	binds := e.binds(bound != nil)
+	bound := q.boundSources(state)
+	binds := e.ownedDecides(bound != nil)
 	var verdict thirdparty.Verdict
 	for _, p := range e.packets(q, state, bound) {
 		verdict.Merge(rules.Judge(p, binds))
@@ -437,9 +438,11 @@ func (e *Explanation) preventsMasquerade(o thirdparty.Outcome) thirdparty.Answer
 		return thirdparty.Perhaps // the kernel may choose the same one
 	case o.Fate == thirdparty.Masqueraded:
 		return thirdparty.No
-	case o.Fate == thirdparty.Translated && e.Address.IsValid() && o.To == thirdparty.HostPrefix(e.Address):
+	case o.Fate != thirdparty.Translated:
+		return thirdparty.Yes
+	case e.Address.IsValid() && o.To == thirdparty.HostPrefix(e.Address):
 		return thirdparty.No
-	case o.Fate == thirdparty.Translated && !o.To.IsValid():
+	case !o.To.IsValid() || o.To.Contains(e.Address):
 		return thirdparty.Perhaps
 	}
 	return thirdparty.Yes
@@ -458,9 +461,9 @@ func (e *Explanation) isOwned(state *enforce.State) func(thirdparty.Place) bool 
 	}
 }
 
-// binds returns a function that tells whether an owned chain decides about the packets: it masquerades them,
-// or enforceExempt binds them.
-func (e *Explanation) binds(isBound bool) func(thirdparty.Place) thirdparty.Answer {
+// ownedDecides returns a function that tells whether an owned chain decides about the packets: it masquerades
+// them, or enforceExempt binds them.
+func (e *Explanation) ownedDecides(isBound bool) func(thirdparty.Place) thirdparty.Answer {
 	masquerades := map[string]bool{e.Chain: e.masquerades}
 	for _, other := range e.Chains {
 		masquerades[other.Chain] = other.masquerades

@@ -69,6 +69,15 @@ func (m mark) join(other mark) mark {
 
 func allKnown(size int) []byte { return bytes.Repeat([]byte{0xff}, size) }
 
+// prefixAround returns the smallest prefix that has two addresses of a family.
+func prefixAround(a, b netip.Addr) netip.Prefix {
+	p := HostPrefix(a)
+	for p.IsValid() && !p.Contains(b) {
+		p = netip.PrefixFrom(a, p.Bits()-1).Masked()
+	}
+	return p
+}
+
 // addressBits returns the bits of an address, of which those of a prefix are known.
 func addressBits(f policy.Family, p netip.Prefix) bits {
 	size := f.All().Addr().BitLen() / 8

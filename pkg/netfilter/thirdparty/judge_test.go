@@ -191,6 +191,12 @@ chain c { ` + base + ` meta mark 0x7 masquerade }
 		{"an address that is written behind NAT", `table ip x { chain c { type filter hook postrouting priority 300; ip saddr set 192.0.2.9 }
 chain d { ` + base + ` masquerade }
 }`, "masquerade | ip saddr set 192.0.2.9"},
+		{"an address that was translated before", `table ip x { chain c { type filter hook postrouting priority 300; ip saddr 192.0.2.8 ip saddr set 192.0.2.9 }
+chain d { ` + base + ` snat to 192.0.2.8 }
+}`, "snat to 192.0.2.8 | ip saddr 192.0.2.8 ip saddr set 192.0.2.9"},
+		{"an address that was perhaps translated before", `table ip x { chain c { type filter hook postrouting priority 100; ip saddr 192.0.2.8 ip saddr set 192.0.2.9 }
+chain d { ` + base + ` snat to 192.0.2.8 }
+}`, "snat to 192.0.2.8 | ip saddr 192.0.2.8 ip saddr set 192.0.2.9"},
 		{"an address that is written before a condition", `table ip x { chain c { type filter hook postrouting priority mangle; ip saddr set 192.0.2.9 ip daddr 11.0.0.0/8 accept }
 }`, "ip saddr set 192.0.2.9 ip daddr 11.0.0.0/8 accept | untouched"},
 		{"another field that is written", `table ip x { chain c { type filter hook postrouting priority mangle; ip dscp set cs1; ip ttl set 64 }
@@ -249,6 +255,43 @@ func TestPrefixTranslation(t *testing.T) {
 			p := Packet{Src: netip.MustParsePrefix("fd00:1::5/128"), Dst: HostPrefix(netip.MustParseAddr("2001:db8::7")), Out: "eth0"}
 			assert.Equal(t, "answer", answer(ruleset(t, policy.IPv6).Judge(p, ownedBinds)), "-A POSTROUTING -s fd00:1::/64 -j SNPT … | untouched")
 		})
+	}
+}
+
+// TestNewAddress has translations to one address, to several, and of ports alone.
+func TestNewAddress(t *testing.T) {
+	for _, tc := range []struct{ rule, want string }{
+		{"-j SNAT --to-source 192.0.2.9", "192.0.2.9/32"},
+		{"-j SNAT --to-source 192.0.2.9-192.0.2.11", "192.0.2.8/30"},
+		{"-p udp -j SNAT --to-source :1024-2000", "invalid Prefix"},
+		{"-j NETMAP --to 192.0.2.0/28", "192.0.2.0/28"},
+		{"-j SNAT --to-source 2001:db8::9", "2001:db8::9/128"},
+		{"-j SNAT --to-source 2001:db8::9-2001:db8::b", "2001:db8::8/126"},
+		{"-j NETMAP --to 2001:db8::/64", "2001:db8::/64"},
+		{"snat to 192.0.2.9", "192.0.2.9/32"},
+		{"snat to 192.0.2.9-192.0.2.11", "192.0.2.8/30"},
+		{"meta l4proto udp snat to :1024-2000", "invalid Prefix"},
+		{"snat to ip saddr", "10.244.0.5/32"},
+	} {
+		variants := []string{netfilter.VariantNFT, netfilter.VariantLegacy}
+		if !strings.HasPrefix(tc.rule, "-") {
+			variants = variants[:1]
+		}
+		for _, variant := range variants {
+			t.Run(tc.rule+"/"+variant, func(t *testing.T) {
+				isolate(t)
+				p, f := pod("10.9.9.9"), policy.IPv4
+				if strings.Contains(tc.rule, "2001") {
+					f, p.Src, p.Dst = policy.IPv6, netip.MustParsePrefix("fd00::5/128"), netip.MustParsePrefix("fd00::7/128")
+				}
+				if strings.HasPrefix(tc.rule, "-") {
+					restore(t, f, variant, "-A POSTROUTING "+tc.rule)
+				} else {
+					feed(t, "table ip x {\nchain c {\ntype nat hook postrouting priority 100\n"+tc.rule+"\n}\n}\n", "nft", "-f", "-")
+				}
+				assert.Equal(t, "address", ruleset(t, f).Judge(p, ownedBinds).Outcomes[0].To.String(), tc.want)
+			})
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ package thirdparty
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -90,7 +91,8 @@ func (m *machine) end(e effect) {
 	m.ended = true
 }
 
-// mayDoAnything is what a rule may do of which nothing is known.
+// mayDoAnything evaluates what is not known at all. A translation to an unknown address stands for all that
+// change the source, and the packet may continue or come to another chain, so no verdict is certain then.
 func (m *machine) mayDoAnything() {
 	m.setMark(mark{})
 	m.registers = registers{}
@@ -119,9 +121,9 @@ func (m *machine) expression(r *Rule, e nfnetlink.Expr) {
 			m.setMark(mark{binary.NativeEndian.Uint32(b.value), binary.NativeEndian.Uint32(b.known)})
 		}
 	case nfnetlink.CT:
-		m.connection(e)
+		m.ct(e)
 	case nfnetlink.FIB:
-		m.route(e)
+		m.fib(e)
 	case nfnetlink.Bitwise:
 		m.bitwise(e)
 	case nfnetlink.Byteorder:
@@ -275,8 +277,8 @@ func (m *machine) meta(e nfnetlink.Meta) {
 	}
 }
 
-// connection loads what is known of a connection that begins.
-func (m *machine) connection(e nfnetlink.CT) {
+// ct loads what is known of a connection that begins.
+func (m *machine) ct(e nfnetlink.CT) {
 	switch e.Key {
 	case unix.NFT_CT_STATE:
 		m.loadNumber(e.Dreg, nfnetlink.NewConnection, 0)
@@ -287,8 +289,8 @@ func (m *machine) connection(e nfnetlink.CT) {
 	}
 }
 
-// route loads the type of an address.
-func (m *machine) route(e nfnetlink.FIB) {
+// fib loads the type of an address.
+func (m *machine) fib(e nfnetlink.FIB) {
 	m.forget(e.Dreg, unix.IFNAMSIZ)
 	if e.Result != unix.NFT_FIB_RESULT_ADDRTYPE {
 		return
@@ -374,22 +376,23 @@ func (m *machine) nat(e nfnetlink.NAT) {
 	if isOtherFamily {
 		return // it does nothing in a table of both families
 	}
-	end := effect{code: nfnetlink.DoSNAT}
-	isSingle := e.AddrMin != 0 && (e.AddrMax == 0 || e.AddrMax == e.AddrMin)
-	if isSingle {
-		end.to = m.translation(e.AddrMin)
-	}
-	m.end(end)
+	m.end(effect{code: nfnetlink.DoSNAT, to: m.translation(e)})
 }
 
-// translation returns the address in a register, or the zero Prefix.
-func (m *machine) translation(r nfnetlink.Register) netip.Prefix {
-	b, from := m.register(r, m.family.All().Addr().BitLen()/8)
-	address, isAddress := netip.AddrFromSlice(b.value)
+// translation returns a prefix that has the new address, or the zero Prefix.
+func (m *machine) translation(e nfnetlink.NAT) netip.Prefix {
+	if e.AddrMin == 0 {
+		return netip.Prefix{} // of ports alone
+	}
+	first, from := m.register(e.AddrMin, len(m.addresses.value)/2)
+	last, _ := m.register(cmp.Or(e.AddrMax, e.AddrMin), len(m.addresses.value)/2)
+	a, _ := netip.AddrFromSlice(first.value)
+	b, _ := netip.AddrFromSlice(last.value)
+	isRange := e.AddrMax != 0 && e.AddrMax != e.AddrMin
 	switch {
-	case isAddress && b.isKnown():
-		return HostPrefix(address)
-	case from == fromSource:
+	case first.isKnown() && last.isKnown():
+		return prefixAround(a, b)
+	case from == fromSource && !isRange:
 		return m.packet.Src
 	}
 	return netip.Prefix{}

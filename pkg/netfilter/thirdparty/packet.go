@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Answer is a truth value of Kleene's logic: and is the lower one, not the opposite one.
+// Answer is a truth value of Kleene's three-valued logic: min is its AND, max its OR, the method not its NOT.
 type Answer uint8
 
 // The answers.
@@ -76,7 +76,7 @@ const (
 type Outcome struct {
 	Fate Fate
 	Rule *Rule        // nil of Untouched and Owned
-	To   netip.Prefix // of Translated: the zero Prefix if that is unknown
+	To   netip.Prefix // of Translated: it has the new address; the zero Prefix if that is unknown
 }
 
 // Verdict is what rules do with a packet.
@@ -133,8 +133,8 @@ func (v *Verdict) Merge(other Verdict) {
 	}
 }
 
-// Against returns the rules that decide against what a policy wants, or may, and whether they do. The
-// function tells whether an outcome is against it.
+// Against returns the rules because of which an outcome is not what a policy wants, and Yes if that is so for
+// all outcomes. The function tells whether an outcome is not. Without a rule that is the cause, the answer is No.
 func (v Verdict) Against(against func(Outcome) Answer) (rules []*Rule, a Answer) {
 	certain := true
 	for _, o := range v.Outcomes {
@@ -159,7 +159,8 @@ func (v Verdict) Against(against func(Outcome) Answer) (rules []*Rule, a Answer)
 	return rules, Perhaps
 }
 
-// TranslatesExempt judges an outcome of a packet whose source address is to stay.
+// TranslatesExempt reports whether the outcome changes the source address of a packet, which is to stay, or drops
+// the packet.
 func (o Outcome) TranslatesExempt(p Packet) Answer {
 	from := p.Src
 	switch {

@@ -40,7 +40,7 @@ func slot(r nfnetlink.Register) int {
 	return min(max(n, 0), slots-1)
 }
 
-// register returns the first bytes of a register, and notes that an answer may depend on them.
+// register returns the first bytes of a register, and where they come from.
 func (rs *registers) register(r nfnetlink.Register, size int) (b bits, from origin) {
 	at := 4 * slot(r)
 	end := min(at+size, len(rs.value))

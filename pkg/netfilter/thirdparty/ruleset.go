@@ -83,6 +83,9 @@ func (b *baseChain) compare(other *baseChain) int {
 // isBehindNAT reports whether packets get to the chain after they were translated.
 func (b *baseChain) isBehindNAT() bool { return !b.isNAT && b.priority > prioritySourceNAT }
 
+// mayBeBehindNAT reports whether they may: the order of one priority is not known.
+func (b *baseChain) mayBeBehindNAT() bool { return !b.isNAT && b.priority >= prioritySourceNAT }
+
 // prioritySourceNAT is NF_IP_PRI_NAT_SRC.
 const prioritySourceNAT = 100
 
@@ -131,10 +134,10 @@ func (s legacyReader) contents(string) (nfnetlink.Contents, error) {
 }
 
 // ReadPostrouting reads what decides about the source addresses of packets that leave: the NAT chains, and
-// the chains before and behind them, which may set the mark or write addresses. Owned tells which chains are
-// owned: their rules are not read. It reads the network namespace of the calling thread, at one generation.
-// With an error, the ruleset has what could be read.
-func ReadPostrouting(f policy.Family, owned func(Place) bool) (*Ruleset, error) {
+// the chains before and behind them, which may set the mark or write addresses. isOwned tells which chains are
+// owned: their rules are not read. It reads the network namespace of the calling thread, with an error unless
+// all of nf_tables is of one generation. With an error, the ruleset has what could be read.
+func ReadPostrouting(f policy.Family, isOwned func(Place) bool) (*Ruleset, error) {
 	has := func(b *nfnetlink.Base) bool {
 		return b.Hook == unix.NF_INET_POST_ROUTING
 	}
@@ -143,7 +146,7 @@ func ReadPostrouting(f policy.Family, owned func(Place) bool) (*Ruleset, error) 
 		{"mangle", "POSTROUTING", priorityMangle},
 		{iptables.Table, "POSTROUTING", prioritySourceNAT},
 	}
-	return read(f, has, legacy, owned)
+	return read(f, has, legacy, isOwned)
 }
 
 // ReadBeforeConntrack reads the chains that decide whether packets that come in are tracked. Errors are those
@@ -165,15 +168,19 @@ type legacyBase struct {
 
 // read reads the base chains for which has is true.
 func read(
-	f policy.Family, has func(*nfnetlink.Base) bool, legacy []legacyBase, owned func(Place) bool,
+	f policy.Family, has func(*nfnetlink.Base) bool, legacy []legacyBase, isOwned func(Place) bool,
 ) (*Ruleset, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	inLegacy, errLegacy := readLegacy(f, legacy, owned)
+	inLegacy, errLegacy := readLegacy(f, legacy, isOwned)
 	var inTables []*baseChain
-	errTables := withTables(func(c *nfnetlink.Conn) (err error) {
-		readAll := func() ([]*baseChain, error) { return readTables(c, f, has, owned) }
-		inTables, _, err = nfnetlink.ConsistentRead(c, readAll, nil)
+	errTables := withConn(func(c *nfnetlink.Conn) error {
+		readAll := func() ([]*baseChain, error) { return readTables(c, f, has, isOwned) }
+		found, generation, err := nfnetlink.ConsistentRead(c, readAll, nil)
+		inTables = found
+		if err == nil && generation == 0 {
+			err = errTorn
+		}
 		return err
 	})
 	r := &Ruleset{family: f, hooks: slices.Concat(inLegacy, inTables)}
@@ -181,8 +188,11 @@ func read(
 	return r, errors.Join(errLegacy, errTables)
 }
 
-// withTables runs the function with a connection to nf_tables, if the kernel has nf_tables.
-func withTables(body func(*nfnetlink.Conn) error) error {
+// errTorn tells that other programs changed the ruleset whenever it was read.
+var errTorn = errors.New("the ruleset of nf_tables changed during each reading, so rules can be missing")
+
+// withConn runs the function with a connection to nf_tables, if the kernel has nf_tables.
+func withConn(body func(*nfnetlink.Conn) error) error {
 	var c nfnetlink.Conn
 	err := errors.Join(body(&c), c.Close())
 	if nfnetlink.Unsupported(err) {
@@ -191,7 +201,7 @@ func withTables(body func(*nfnetlink.Conn) error) error {
 	return err
 }
 
-func readLegacy(f policy.Family, bases []legacyBase, owned func(Place) bool) (found []*baseChain, err error) {
+func readLegacy(f policy.Family, bases []legacyBase, isOwned func(Place) bool) (found []*baseChain, err error) {
 	for _, b := range bases {
 		chains, failed := iptables.Legacy(f, b.table)
 		err = errors.Join(err, failed)
@@ -200,7 +210,7 @@ func readLegacy(f policy.Family, bases []legacyBase, owned func(Place) bool) (fo
 		}
 		place := Place{Backend: policy.IPTables, Variant: netfilter.VariantLegacy, Family: f, Table: b.table}
 		t := newTable(place)
-		if failed := t.read(legacyReader(chains), b.chain, owned); failed != nil {
+		if failed := t.read(legacyReader(chains), b.chain, isOwned); failed != nil {
 			err = errors.Join(err, failed)
 			continue
 		}
@@ -211,7 +221,7 @@ func readLegacy(f policy.Family, bases []legacyBase, owned func(Place) bool) (fo
 }
 
 func readTables(
-	conn *nfnetlink.Conn, f policy.Family, has func(*nfnetlink.Base) bool, owned func(Place) bool,
+	conn *nfnetlink.Conn, f policy.Family, has func(*nfnetlink.Base) bool, isOwned func(Place) bool,
 ) (found []*baseChain, err error) {
 	for _, link := range []nfnetlink.Family{netfilter.LinkOf(f), nfnetlink.Inet} {
 		tables, errTables := conn.Tables(link)
@@ -231,7 +241,7 @@ func readTables(
 			if t == nil || c.Base == nil || !has(c.Base) {
 				continue
 			}
-			if failed := t.read(tableReader{conn, link, c.Table}, c.Name, owned); failed != nil {
+			if failed := t.read(tableReader{conn, link, c.Table}, c.Name, isOwned); failed != nil {
 				err = errors.Join(err, failed)
 				continue
 			}
@@ -264,16 +274,17 @@ func newTable(place Place) *table {
 	return &table{place: place, chains: map[string]*chain{}, sets: map[string]*set{}}
 }
 
-// read reads a chain that was not read yet, and all that it leads to. Of an owned chain it reads no rules,
-// unless a comment in it tells that it is owned.
-func (t *table) read(from reader, name string, owned func(Place) bool) error {
+// read reads a chain that was not read yet, and all that it leads to. The rules of owned chains are not kept.
+// Most of these are known by their names, and are not read. Others are known by the owner that a comment of
+// one of their rules names.
+func (t *table) read(from reader, name string, isOwned func(Place) bool) error {
 	if t.chains[name] != nil {
 		return nil
 	}
 	c := &chain{place: t.place}
 	c.place.Chain = name
 	t.chains[name] = c
-	if owned(c.place) {
+	if isOwned(c.place) {
 		c.owned, t.hasOwned = true, true
 		return nil
 	}
@@ -288,13 +299,13 @@ func (t *table) read(from reader, name string, owned func(Place) bool) error {
 			c.place.Owner = policy.ParseOwner(rule.Comment)
 		}
 	}
-	if owned(c.place) {
+	if isOwned(c.place) {
 		c.owned, t.hasOwned, c.rules = true, true, nil
 		return nil
 	}
 	for _, r := range c.rules {
 		for _, target := range t.targets(from, r) {
-			if err := t.read(from, target, owned); err != nil {
+			if err := t.read(from, target, isOwned); err != nil {
 				return err
 			}
 		}

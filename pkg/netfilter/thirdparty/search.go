@@ -6,7 +6,8 @@ package thirdparty
 // answer is not the same for all of it. Rules that no packet of a prefix meets are left out before its halves
 // are asked about, so a long list of rules costs little more than reading it.
 type Search struct {
-	// Binds tells whether an owned chain decides, as in Judge. Packets of one search have the same answer.
+	// Binds tells whether an owned chain decides, as in Judge. The packets of one call of About have the same
+	// answer.
 	Binds func(Place) Answer
 	// Ask returns the rules of a verdict that are searched for, and whether this is certain.
 	Ask func(Packet, Verdict) ([]*Rule, Answer)

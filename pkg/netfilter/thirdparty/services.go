@@ -25,7 +25,7 @@ type natRule struct {
 // natRules returns the rules of a chain of table nat, of all chains for "". With an error, it has what could be
 // read.
 func natRules(chain string) (found []natRule, err error) {
-	err = withTables(func(c *nfnetlink.Conn) error {
+	err = withConn(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
 			rules, err := c.Rules(netfilter.LinkOf(f), iptables.Table, chain)
 			if err != nil {
@@ -61,9 +61,8 @@ func Variants(owned func(c netfilter.Choice, chain string) bool) (map[string]int
 	allOwned := true
 	for _, r := range rules {
 		count[r.variant]++
-		isOwned := owned(legacy, r.Chain) || owned(legacy, targetOf(r.Rule))
-		if r.variant == legacy.Variant && !isOwned {
-			allOwned = false
+		if r.variant == legacy.Variant {
+			allOwned = allOwned && (owned(legacy, r.Chain) || owned(legacy, targetOf(r.Rule)))
 		}
 	}
 	if allOwned {
@@ -99,7 +98,7 @@ func NodePorts() (ports []uint16, err error) {
 
 // nodePortsInMaps returns those of kube-proxy in mode nftables: the keys of a map of protocol . port.
 func nodePortsInMaps() (ports []uint16, err error) {
-	err = withTables(func(c *nfnetlink.Conn) error {
+	err = withConn(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
 			keys, err := c.Keys(netfilter.LinkOf(f), "kube-proxy", "service-nodeports")
 			if err != nil && !errors.Is(err, os.ErrNotExist) {

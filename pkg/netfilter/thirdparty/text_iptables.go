@@ -226,8 +226,11 @@ func (p *iptablesPrinter) target(e nfnetlink.Target) {
 		p.add("--set-xmark", markText(e.Info[:4], e.Info[4:8]))
 	case e.Xt == "MASQUERADE" || e.Xt == "SNAT":
 		to := nfnetlink.Decode(p.family, nfnetlink.Rule{Exprs: []nfnetlink.Expr{e}}, nil).To
-		if to.Address.IsValid() {
+		switch {
+		case to.Address.IsValid():
 			p.add("--to-source", to.Address.String())
+		case e.Xt == "SNAT": // to several
+			p.add(unprinted)
 		}
 		if to.PortMin != 0 && e.Xt == "MASQUERADE" {
 			p.add("--to-ports", fmt.Sprintf("%d-%d", to.PortMin, to.PortMax))

@@ -4,6 +4,7 @@ package thirdparty
 
 import (
 	"math"
+	"net/netip"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
@@ -18,7 +19,7 @@ type walk struct {
 	base     *baseChain
 	accepted way            // out of the base chain
 	asked    bool           // an owned chain of the base chain may have decided
-	known    map[visit]way  // what is behind a chain
+	behind   map[visit]way  // chains that were followed already
 	visits   map[string]int // how many of each chain
 }
 
@@ -50,19 +51,33 @@ func (r *Ruleset) Judge(p Packet, binds func(Place) Answer) Verdict {
 	w := &walk{machine: newMachine(r.family, p), binds: binds}
 	w.steps = perQuestion
 	at := way{true, mark{p.Mark, math.MaxUint32}}
-	for _, group := range groupsOf(r.hooks) {
-		switch {
-		case group[0].isBehindNAT(): // packets that are translated get there, too, whatever their mark is
-			w.group(group, way{isOpen: true})
-		case at.isOpen:
+	groups := groupsOf(r.hooks)
+	for _, group := range groups {
+		if at.isOpen && !group[0].isBehindNAT() {
 			at = w.group(group, at)
 		}
 	}
 	if at.isOpen {
 		w.verdict.add(Outcome{Fate: Untouched})
 	}
+	w.behindNAT(groups)
 	w.verdict.Splits, w.verdict.steps = w.splits, w.steps
 	return w.verdict
+}
+
+// behindNAT follows packets through the chains that see them after they were translated, with a source and a
+// mark that are not known then.
+func (w *walk) behindNAT(groups [][]*baseChain) {
+	for _, o := range w.verdict.Outcomes {
+		if o.Fate != Untouched {
+			w.addresses = addressBits(w.family, netip.Prefix{}).followedBy(addressBits(w.family, w.packet.Dst))
+		}
+	}
+	for _, group := range groups {
+		if group[0].mayBeBehindNAT() {
+			w.group(group, way{isOpen: true})
+		}
+	}
 }
 
 // groupsOf returns the base chains of each priority. Their order is known if they are in one table.
@@ -118,14 +133,14 @@ func inOneTable(bases []*baseChain) bool {
 // baseChain follows the packet through a base chain.
 func (w *walk) baseChain(b *baseChain, at way) (behind way) {
 	w.base, w.accepted, w.asked = b, way{}, false
-	w.known, w.visits = map[visit]way{}, map[string]int{}
+	w.behind, w.visits = map[visit]way{}, map[string]int{}
 	behind = w.chain(b.name, at.mark)
 	if behind.isOpen && b.drop != nil && b.isNAT {
 		w.verdict.add(Outcome{Fate: Dropped, Rule: b.drop})
 		behind = way{}
 	}
 	behind.join(w.accepted)
-	if !b.isNAT && b.priority == prioritySourceNAT { // it may be called after the NAT chains
+	if b.mayBeBehindNAT() {
 		behind.join(at)
 	}
 	return behind
@@ -138,19 +153,20 @@ func (w *walk) chain(name string, at mark) (back way) {
 		return way{true, at}
 	}
 	if c.owned {
-		return w.owned(c.place, at)
+		return w.askOwned(c.place, at)
 	}
 	// Chains that jump twice and change the mark between double the number of marks with each further chain.
 	const mostMarks = 16
 	if w.visits[name] >= mostMarks {
 		at = mark{}
 	}
-	back, known := w.known[visit{name, at}]
-	if known {
+	here := visit{name, at}
+	back, isKnown := w.behind[here]
+	if isKnown {
 		return back
 	}
 	w.visits[name]++
-	w.known[visit{name, at}] = way{} // the kernel has no loops
+	w.behind[here] = way{} // the kernel has no loops
 	next := way{true, at}
 	for _, r := range c.rules {
 		does := w.run(r, next.mark)
@@ -169,12 +185,12 @@ func (w *walk) chain(name string, at mark) (back way) {
 		}
 	}
 	back.join(next)
-	w.known[visit{name, at}] = back
+	w.behind[here] = back
 	return back
 }
 
-// owned asks about an owned chain.
-func (w *walk) owned(at Place, m mark) (back way) {
+// askOwned asks whether an owned chain decides.
+func (w *walk) askOwned(at Place, m mark) (back way) {
 	decides := w.binds(at)
 	if decides != No {
 		w.asked = true
@@ -193,9 +209,11 @@ func (w *walk) follow(r *Rule, e effect, at mark, next, back *way) {
 	case nfnetlink.DoSNAT:
 		w.verdict.add(Outcome{Fate: Translated, Rule: r, To: e.to})
 	case nfnetlink.DoDrop:
+		// Firewalls drop packets in other chains. That is not reported: the question is with which source
+		// address the packets leave that do.
 		if w.base.isNAT {
 			w.verdict.add(Outcome{Fate: Dropped, Rule: r})
-		} else { // what is dropped leaves with no address
+		} else {
 			w.accepted.join(here)
 		}
 	case nfnetlink.DoJump:

@@ -4,12 +4,13 @@ package thirdparty
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"slices"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // match evaluates a match of xtables.
@@ -94,16 +95,36 @@ func passing() []string {
 	}
 }
 
+// translationOf returns a prefix that has the address to which SNAT or NETMAP translates, or the zero Prefix.
+func translationOf(f policy.Family, e nfnetlink.Target) netip.Prefix {
+	// struct nf_nat_ipv4_multi_range_compat: the number of ranges, flags, the first and the last address.
+	// struct nf_nat_range, of IPv6: the same without the number.
+	flagsAt, addressesAt, size := 4, 8, 4
+	if f == policy.IPv6 {
+		flagsAt, addressesAt, size = 0, 4, 16
+	}
+	end := addressesAt + 2*size
+	isOtherForm := f == policy.IPv6 && e.Xt == "SNAT" && e.Rev == 0 // that of IPv4
+	if len(e.Info) < end || isOtherForm {
+		return netip.Prefix{}
+	}
+	isOneRange := f == policy.IPv6 || binary.NativeEndian.Uint32(e.Info) == 1
+	hasAddresses := binary.NativeEndian.Uint32(e.Info[flagsAt:])&unix.NF_NAT_RANGE_MAP_IPS != 0
+	if !isOneRange || !hasAddresses {
+		return netip.Prefix{}
+	}
+	first, _ := netip.AddrFromSlice(e.Info[addressesAt : addressesAt+size])
+	last, _ := netip.AddrFromSlice(e.Info[addressesAt+size : end])
+	return prefixAround(first, last)
+}
+
 // target evaluates a target of xtables.
 func (m *machine) target(e nfnetlink.Target) {
 	switch {
 	case e.Xt == "MASQUERADE":
 		m.end(effect{code: nfnetlink.DoMasq})
-	case e.Xt == "NETMAP":
-		m.end(effect{code: nfnetlink.DoSNAT})
-	case e.Xt == "SNAT":
-		d := nfnetlink.Decode(netfilter.LinkOf(m.family), nfnetlink.Rule{Exprs: []nfnetlink.Expr{e}}, nil)
-		m.end(effect{code: nfnetlink.DoSNAT, to: HostPrefix(d.To.Address)})
+	case e.Xt == "NETMAP" || e.Xt == "SNAT":
+		m.end(effect{code: nfnetlink.DoSNAT, to: translationOf(m.family, e)})
 	case e.Xt == "MARK" && e.Rev == 2 && len(e.Info) >= 8: // struct xt_mark_tginfo2: mark, mask
 		value, mask := binary.NativeEndian.Uint32(e.Info), binary.NativeEndian.Uint32(e.Info[4:])
 		known := m.mark.known | mask
