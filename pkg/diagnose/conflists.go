@@ -150,7 +150,8 @@ func (h Host) UsesPlugin() bool {
 	return false
 }
 
-// runtimesList returns the first conflist by name, without loopback and Multus, which selects another.
+// runtimesList returns the first conflist by name, which is the one that the runtime uses. It passes over those
+// of loopback and of Multus, which selects another, unless they have a plugin entry.
 func (e *examination) runtimesList() *list {
 	for i, l := range e.lists {
 		isOther := l.IsMultus() || slices.Equal(l.Types, []string{"loopback"})
@@ -208,8 +209,8 @@ func (e *examination) addNetworks(v any, isNetwork bool) {
 	}
 }
 
-// addPrefix adds a network, unless a known one covers it, in place of those that it covers. 0.0.0.0/0 and
-// ::/0 mean any source.
+// addPrefix adds a network, unless a known one covers it, in place of those that it covers. It leaves out
+// 0.0.0.0/0 and ::/0, which stand for any source.
 func (e *examination) addPrefix(network netip.Prefix) {
 	if network.Bits() == 0 {
 		return

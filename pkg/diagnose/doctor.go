@@ -68,15 +68,15 @@ func Text(findings []Finding) string {
 	return strings.Join(texts, "\n")
 }
 
-// Host is what Examine reads, beside the network namespace of the calling thread. The zero value of a field,
-// of which Warnings and Rules have none, is right for a host that has none of it.
+// Host is what Examine reads, beside the network namespace of the calling thread. Rules, Warnings and
+// IPTablesVersion must be set. The zero value of every other field stands for a host without it.
 type Host struct {
 	// Root is the directory that has proc, sys, etc, run and var; "" is the root directory.
 	// Its proc/net and proc/sys/net are those of the process's own network namespace.
 	Root string
 
-	Rules *enforce.State // of State
 	State store.State
+	Rules *enforce.State // what the documents in State ask for, and what was observed
 
 	ConfDir    config.ConfDir
 	ConfDirErr error // of reading it
@@ -134,8 +134,8 @@ func Examine(h Host) []Finding {
 	return found
 }
 
-// findings has each finding: ID and severity, cause, and remedy. The last one reports what the others could
-// not read.
+// findings has each finding: ID and severity, which its check can change, cause, and remedy. The last one
+// reports what the checks of the others could not read.
 //
 //go:embed findings.txt
 var findings string

@@ -45,12 +45,16 @@ func agentRunning(e *examination, f *Finding) {
 	}
 }
 
-// isProcessOfRoot reports whether an entry of /proc is a process of root or of the user of this one. A
-// process that is not dumpable owns this directory all the same, and not the files in it (proc(5)).
+// isProcessOfRoot reports whether an entry of /proc is a process of root or of the user of this one. The
+// directory of a process belongs to its user. The files in it belong to root if the process is not dumpable
+// (proc(5)).
 func isProcessOfRoot(entry fs.DirEntry) bool {
-	_, notProcess := strconv.Atoi(entry.Name())
+	_, err := strconv.Atoi(entry.Name())
+	if err != nil {
+		return false
+	}
 	info, err := entry.Info()
-	if err != nil || notProcess != nil {
+	if err != nil {
 		return false
 	}
 	uid, _ := safefile.Owner(info)
@@ -103,9 +107,9 @@ func forwardingOff(e *examination, f *Finding) {
 	}
 }
 
-// mixedVariants finds rules in both variants of iptables. Where the only rules of iptables-legacy are those
-// of ip-masq, they are there because the host's iptables is legacy, and the others are of a program that does
-// not use it.
+// mixedVariants finds rules in both variants of iptables, unless all rules of iptables-legacy are those of
+// ip-masq. Then the host's iptables is legacy, and the rules of iptables-nft are of a program that brings its
+// own iptables.
 func mixedVariants(e *examination, f *Finding) {
 	rules, err := thirdparty.Variants(e.ownsChain)
 	e.noteAs("find which variants of iptables are in use", err)

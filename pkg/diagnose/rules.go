@@ -106,10 +106,10 @@ func masqueradeSources(e *examination, f *Finding) {
 			hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
 		}
 		for _, hop := range hops {
-			link, err := net.InterfaceByIndex(hop.LinkIndex)
 			chosen := masqueradeSource(addresses, hop.LinkIndex, hop.Gw)
-			isChosen := chosen == nil || chosen.Equal(r.Src)
-			if err != nil || isChosen || !e.masqueradesOut(link.Name) {
+			isSameOrNone := chosen == nil || chosen.Equal(r.Src)
+			link, err := net.InterfaceByIndex(hop.LinkIndex)
+			if isSameOrNone || err != nil || !e.masqueradesOut(link.Name) {
 				continue
 			}
 			route := "default route"
@@ -157,19 +157,25 @@ func (e *examination) masqueradesOut(name string) bool {
 }
 
 // masqueradeSource returns the address that the kernel's masquerading takes for packets that leave through
-// an interface to a next hop: inet_select_addr with scope global. The addresses are in the kernel's order.
+// an interface to a next hop: inet_select_addr with scope global. The addresses are in the kernel's order. It
+// returns nil if there is none.
 func masqueradeSource(addresses []netlink.Addr, link int, nextHop net.IP) net.IP {
 	var first, elsewhere net.IP
 	for _, a := range addresses {
+		if a.Flags&unix.IFA_F_SECONDARY != 0 || a.Scope != unix.RT_SCOPE_UNIVERSE {
+			continue
+		}
+		if a.LinkIndex != link {
+			if elsewhere == nil {
+				elsewhere = a.IP
+			}
+			continue
+		}
 		subnet := cmp.Or(a.Peer, a.IPNet)
-		switch {
-		case a.Flags&unix.IFA_F_SECONDARY != 0 || a.Scope != unix.RT_SCOPE_UNIVERSE:
-		case a.LinkIndex != link && elsewhere == nil:
-			elsewhere = a.IP
-		case a.LinkIndex != link:
-		case nextHop != nil && subnet.Contains(nextHop):
+		if nextHop != nil && subnet.Contains(nextHop) {
 			return a.IP
-		case first == nil:
+		}
+		if first == nil {
 			first = a.IP
 		}
 	}
@@ -209,24 +215,12 @@ func includes(ports policy.Ports, port uint16) bool {
 	return false
 }
 
-// caught adds the rules to a finding that a search finds for packets which a guard catches: of pods, to
-// destinations that its chain masquerades.
-func caught(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, search *thirdparty.Search) {
+// addRulesBeforeGuard adds the rules that keep packets from a guard. It asks about the packets that the guard
+// catches: of pods in its scope, to destinations that its chain masquerades.
+func addRulesBeforeGuard(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, search *guardSearch) {
 	multicast := policy.RangesOf(g.Family.Multicast()...) // which no guard catches
-	notCaught := policy.Normalize(slices.Concat(g.Exempt, multicast))
-	ask := search.Ask
-	search.Ask = func(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
-		all := policy.RangesOf(p.Dst)
-		found, answer := ask(p, v)
-		switch {
-		case len(all.Without(notCaught)) == 0:
-			return nil, thirdparty.No
-		case all.Overlaps(notCaught):
-			return found, min(answer, thirdparty.Perhaps)
-		}
-		return found, answer
-	}
-	search.By, search.Steps = thirdparty.Destination, new(maxSteps)
+	search.notCaught = policy.Normalize(slices.Concat(g.Exempt, multicast))
+	search.Ask, search.By, search.Steps = search.ask, thirdparty.Destination, new(maxSteps)
 	for _, source := range prefixesOf(g.Scope.Sources) {
 		for _, m := range g.Scope.Matches() {
 			out := strings.ReplaceAll(m.Out, "+", "0") // one that the pattern matches
@@ -238,10 +232,28 @@ func caught(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, search *third
 	}
 }
 
-// found tells that rules were found.
-func found(rules []*thirdparty.Rule) ([]*thirdparty.Rule, thirdparty.Answer) {
-	return rules, thirdparty.AnswerOf(len(rules) > 0)
+// guardSearch searches for rules that keep packets from a guard.
+type guardSearch struct {
+	thirdparty.Search
+	rulesOf   func(thirdparty.Verdict) []*thirdparty.Rule // those of a verdict
+	notCaught policy.Ranges                               // destinations
 }
+
+func (s *guardSearch) ask(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
+	rules, destinations := s.rulesOf(v), policy.RangesOf(p.Dst)
+	areCaught := len(destinations.Without(s.notCaught)) > 0
+	switch {
+	case len(rules) == 0 || !areCaught:
+		return nil, thirdparty.No
+	case destinations.Overlaps(s.notCaught):
+		return rules, thirdparty.Perhaps
+	}
+	return rules, thirdparty.Yes
+}
+
+func untrackers(v thirdparty.Verdict) []*thirdparty.Rule { return v.Untrackers }
+
+func bypasses(v thirdparty.Verdict) []*thirdparty.Rule { return v.Bypasses }
 
 func untrackedPods(e *examination, f *Finding) {
 	for _, g := range e.Rules.Guard.Desired {
@@ -250,12 +262,9 @@ func untrackedPods(e *examination, f *Finding) {
 		}
 		rules, err := thirdparty.ReadBeforeConntrack(g.Family)
 		e.noteAs("read the rules before connection tracking", err)
-		caught(f, g, rules, &thirdparty.Search{
-			Binds: notBound,
-			Ask: func(_ thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
-				return found(v.Untrackers)
-			},
-		})
+		search := &guardSearch{rulesOf: untrackers}
+		search.Binds = notBound
+		addRulesBeforeGuard(f, g, rules, search)
 	}
 }
 
@@ -270,11 +279,8 @@ func acceptedPods(e *examination, f *Finding) {
 		}
 		rules, err := thirdparty.ReadPostrouting(g.Family, isChain)
 		e.noteAs("read the rules before the jump", err)
-		caught(f, g, rules, &thirdparty.Search{
-			Binds: func(thirdparty.Place) thirdparty.Answer { return thirdparty.Yes },
-			Ask: func(_ thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
-				return found(v.Bypasses)
-			},
-		})
+		search := &guardSearch{rulesOf: bypasses}
+		search.Binds = bound
+		addRulesBeforeGuard(f, g, rules, search)
 	}
 }

@@ -3,6 +3,7 @@
 package diagnose
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -23,7 +24,8 @@ import (
 // masqTable is the table of nftables that has the masquerade chains.
 const masqTable = "ip-masq"
 
-// masqChainOf returns the masquerade chain that the chain is, if it is one at all.
+// masqChainOf returns the name of the masquerade chain that the chain is, and whether it may be one: of table
+// nat of iptables each chain may be.
 func masqChainOf(p thirdparty.Place) (string, bool) {
 	switch {
 	case p.Backend == policy.NFTables && p.Table == masqTable:
@@ -96,8 +98,9 @@ func (e *examination) findViolations() error {
 			}
 			if rules == nil {
 				var err error
-				if rules, err = thirdparty.ReadPostrouting(f, owned); err != nil {
-					failed = fmt.Errorf("read third-party NAT rules: %w", err)
+				rules, err = thirdparty.ReadPostrouting(f, owned)
+				if err != nil {
+					failed = errors.Join(failed, fmt.Errorf("read third-party NAT rules of %s: %w", f, err))
 				}
 			}
 			if !mayTranslate(rules, f) {
@@ -126,6 +129,8 @@ func mayTranslate(rules *thirdparty.Ruleset, f policy.Family) bool {
 }
 
 func notBound(thirdparty.Place) thirdparty.Answer { return thirdparty.No }
+
+func bound(thirdparty.Place) thirdparty.Answer { return thirdparty.Yes }
 
 // againstExempt returns the rules that translate exempt packets.
 func againstExempt(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
@@ -176,9 +181,10 @@ func (s *survey) violations() []violation {
 	scope := s.policy.Scope(s.family).Sources
 	for _, d := range s.policy.Destinations {
 		isOfFamily := policy.FamilyOf(d.Prefix.Addr()) == s.family
-		// Multicast is not routed: a rule for it alone would be a finding on every node with a rule such as
-		// kindnet's.
-		if d.Action == policy.ActionExempt && d.HasKey() && isOfFamily {
+		// Multicast and broadcast, which no key states, are not routed. A rule for them alone would be a finding on
+		// every node with a rule such as kindnet's.
+		isStated := d.HasKey()
+		if d.Action == policy.ActionExempt && isStated && isOfFamily {
 			s.about(d.Prefix.String(), scope, partOf(exempt, d.Prefix))
 		}
 	}
@@ -321,7 +327,9 @@ func (s *survey) ask(search *thirdparty.Search, sources policy.Ranges, to []hop)
 		if *s.steps <= 0 {
 			return
 		}
-		p := thirdparty.Packet{Dst: h.dst, Out: h.out, OutIndex: s.routes.index[h.out]}
+		p := thirdparty.Packet{
+			Dst: h.dst, SrcLocal: thirdparty.No, Out: h.out, OutIndex: s.routes.index[h.out],
+		}
 		search.Binds = notBound
 		if s.guard == nil || s.guard.Bound == nil {
 			s.askFrom(search, sources, p)
@@ -329,21 +337,24 @@ func (s *survey) ask(search *thirdparty.Search, sources policy.Ranges, to []hop)
 		}
 		boundSources, destinations := s.guard.Scope.Sources, policy.RangesOf(h.dst)
 		s.askFrom(search, sources.Without(boundSources), p)
-		for _, p.Dst = range prefixesOf(destinations.Without(s.guard.Bound)) {
+		for _, to := range prefixesOf(destinations.Without(s.guard.Bound)) {
+			p.Dst = to
 			s.askFrom(search, sources.Intersect(boundSources), p)
 		}
 		search.Binds = boundByGuard
-		for _, p.Dst = range prefixesOf(destinations.Intersect(s.guard.Bound)) {
+		for _, to := range prefixesOf(destinations.Intersect(s.guard.Bound)) {
+			p.Dst = to
 			s.askFrom(search, sources.Intersect(boundSources), p)
 		}
 	}
 }
 
 func (s *survey) askFrom(search *thirdparty.Search, sources policy.Ranges, p thirdparty.Packet) {
-	for _, p.Src = range prefixesOf(sources) {
+	for _, source := range prefixesOf(sources) {
 		if *s.steps <= 0 {
 			return
 		}
+		p.Src = source
 		search.About(s.rulesFor(part{p.Src, p.Dst}), p)
 	}
 }
@@ -355,18 +366,20 @@ func boundByGuard(p thirdparty.Place) thirdparty.Answer {
 
 // note adds a rule that translates exempt packets. What is certain replaces what is doubtful.
 func (s *survey) note(r *thirdparty.Rule, exempt, doubt string) {
-	at, known := s.indexOf[r]
-	if !known {
+	at, isKnown := s.indexOf[r]
+	if !isKnown {
 		s.indexOf[r] = len(s.found)
 		v := violation{rule: r, chain: s.policy.Chain, exempt: []string{exempt}, doubt: doubt}
 		s.found = append(s.found, v)
 		return
 	}
 	v := &s.found[at]
-	switch {
-	case doubt == "" && v.doubt != "":
+	isCertain, wasCertain := doubt == "", v.doubt == ""
+	if isCertain && !wasCertain {
 		v.exempt, v.doubt = []string{exempt}, ""
-	case doubt == "" || v.doubt != "":
+		return
+	}
+	if isCertain == wasCertain {
 		v.exempt = append(v.exempt, exempt)
 	}
 }
@@ -436,8 +449,13 @@ func (e *examination) readRoutes(f policy.Family) *routingTable {
 			continue
 		}
 		entry := route{dst: dst, table: r.Table}
-		for _, next := range append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: r.LinkIndex}) {
-			if name := names[next.LinkIndex]; name != "" {
+		links := []int{r.LinkIndex} // 0 if the route has several next hops
+		for _, next := range r.MultiPath {
+			links = append(links, next.LinkIndex)
+		}
+		for _, link := range links {
+			name, isKnown := names[link]
+			if isKnown {
 				entry.outs = append(entry.outs, name)
 			}
 		}
