@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -59,6 +60,16 @@ func NetworkNamespace(t assert.T) {
 	assert.NoError(t, Check())
 	runtime.LockOSThread()
 	assert.NoError(t, unix.Unshare(unix.CLONE_NEWNET))
+}
+
+// WithoutFiles lets the process open no file and no socket until the test ends: with EMFILE.
+func WithoutFiles(t *testing.T) {
+	t.Helper()
+	var before unix.Rlimit
+	assert.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+	none := unix.Rlimit{Cur: 0, Max: before.Max}
+	assert.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+	t.Cleanup(func() { assert.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) })
 }
 
 // Feed runs a program in the thread's network namespace with the input.

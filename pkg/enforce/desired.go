@@ -5,7 +5,6 @@ package enforce
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -24,13 +23,10 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 		s.Chains[i].Policy = p
 	}
 	e.desireOutputs(s)
-	owned := sync.OnceValue(func() []netfilter.OwnedChain {
-		all, _ := e.Drivers.Owned(ctx) // an error is one of the choice, too
-		return all
-	})
+	owned := ownedChains{drivers: e.Drivers, of: map[policy.Backend]ownedReading{}}
 	for i := range s.Chains {
 		c := &s.Chains[i]
-		e.desireBackend(ctx, s, c, e.lastBoot(rec, c.Policy.Chain), owned)
+		e.desireBackend(ctx, s, c, e.lastBoot(rec, c.Policy.Chain), &owned)
 	}
 	e.desireChains(s, recordedPods)
 	return s
@@ -38,7 +34,7 @@ func (e *Enforcer) desire(ctx context.Context, policies []policy.Policy, rec sto
 
 // desireBackend chooses the backend of a chain.
 func (e *Enforcer) desireBackend(
-	ctx context.Context, s *State, c *Chain, lastBoot policy.Backend, owned func() []netfilter.OwnedChain,
+	ctx context.Context, s *State, c *Chain, lastBoot policy.Backend, owned *ownedChains,
 ) {
 	choice, err := e.choose(ctx, s.onRecord.now, c.Policy, lastBoot, owned)
 	if err != nil {
@@ -135,12 +131,12 @@ func (e *Enforcer) lastBoot(rec store.Record, chain string) policy.Backend {
 // chain, else that of the last boot, else the first that would accept its rules.
 //
 // A backend is chosen once in a boot, by asking each candidate, and kept: a program that fails once must not
-// move a chain. Where the record was lost, the chain in the kernel tells. In another backend it would stay in
-// force beside the new one, with the old policy. The plugin chooses, because it sees the host, and the
-// reconciler follows: its image may lack the programs.
+// move a chain. Where the record was lost, the chain in the kernel tells, and a failed reading chooses nothing:
+// in another backend the chain would stay in force beside the new one, with the old policy. The plugin chooses,
+// because it sees the host, and the reconciler follows: its image may lack the programs.
 func (e *Enforcer) choose(
 	ctx context.Context, rec store.Record, p policy.Policy, lastBoot policy.Backend,
-	owned func() []netfilter.OwnedChain,
+	owned *ownedChains,
 ) (netfilter.Choice, error) {
 	stated := p.Backend.Value
 	accepts := func(b policy.Backend) bool { return stated == policy.Auto || stated == b }
@@ -153,11 +149,15 @@ func (e *Enforcer) choose(
 	if wasChosen && accepts(chosen.Backend) {
 		return chosen, nil
 	}
-	for _, o := range owned() {
+	all, err := owned.in(ctx, stated)
+	for _, o := range all {
 		isOurs := o.Owner == e.owner() && !o.Guard
-		if isOurs && o.Chain == p.Chain && accepts(o.Choice.Backend) {
+		if isOurs && o.Chain == p.Chain {
 			return o.Choice, nil
 		}
+	}
+	if err != nil {
+		return netfilter.Choice{}, err
 	}
 	ask := func(c netfilter.Choice) error { return e.wouldAccept(ctx, c, p) }
 	choice, err := e.Drivers.Choose(ctx, p.Chain, stated, lastBoot, ask)
@@ -169,6 +169,33 @@ func (e *Enforcer) choose(
 	}
 	e.chosen[p.Chain] = choice
 	return choice, nil
+}
+
+// ownedChains are the chains in the kernel that name an owner. They are read once for each backend that policies
+// state, as a backend that none of them may use must not fail the choice.
+type ownedChains struct {
+	drivers netfilter.Drivers
+	of      map[policy.Backend]ownedReading
+}
+
+type ownedReading struct {
+	chains []netfilter.OwnedChain
+	err    error
+}
+
+// in returns the chains in a stated backend, or for auto in all of them.
+func (o *ownedChains) in(ctx context.Context, stated policy.Backend) ([]netfilter.OwnedChain, error) {
+	known, isKnown := o.of[stated]
+	if isKnown {
+		return known.chains, known.err
+	}
+	drivers, err := o.drivers.Candidates(stated)
+	if err != nil {
+		return nil, err
+	}
+	chains, err := drivers.Owned(ctx)
+	o.of[stated] = ownedReading{chains, err}
+	return chains, err
 }
 
 // wouldAccept returns why a backend does not accept the rules of a policy, or nil. It asks the kernel.

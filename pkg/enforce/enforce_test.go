@@ -279,6 +279,42 @@ func TestLostRecord(t *testing.T) {
 	}
 }
 
+// Without the record, a failed reading does not move a chain to another backend, in which the old rules would stay
+// in force beside the new ones. The next attempt finds the chain.
+func TestLostRecordAndFailedReading(t *testing.T) {
+	errFailed := fmt.Errorf("the kernel did not answer: %w", netfilter.ErrBusy)
+	for _, fails := range [][]string{
+		{"list owners in nftables"},
+		{"list owners in nftables", "find chain A in nftables"},
+	} {
+		f := newFixture(t)
+		inNFT := network("podnet", "A", backend(policy.NFTables))
+		f.mustBeInSync(f.sync(inNFT))
+		f.putRecord(func(r *store.Record) { r.Chains = nil })
+		e := f.enforcer // of another process, which has chosen nothing yet
+		f.enforcer = &enforce.Enforcer{Dir: e.Dir, Drivers: e.Drivers, Warn: e.Warn, AllBackends: true}
+		agents := policy.Chain{Family: policy.IPv4, Name: "A", Rules: []policy.Rule{{Verdict: policy.Masquerade}}}
+		f.kernel.Chains[netfiltertest.IPTables][policy.ChainFamily{Chain: "A", Family: policy.IPv4}] = agents
+		f.kernel.fail = map[string]error{}
+		for _, effect := range fails {
+			f.kernel.fail[effect] = errFailed
+		}
+		net := network("podnet", "A") // backend auto
+		if err := f.sync(net).Err("A"); !errors.Is(err, netfilter.ErrBusy) {
+			t.Errorf("%v fail: %v", fails, err)
+		}
+		if f.kernel.count(writeRules) > 0 {
+			t.Errorf("%v fail: the chain moved:\n%s", fails, f.kernel.dump())
+		}
+		f.kernel.fail = nil
+		s := f.sync(net)
+		f.mustBeInSync(s)
+		if s.Chains[0].Choice != netfiltertest.NFTables {
+			t.Errorf("chosen is %s", s.Chains[0].Choice)
+		}
+	}
+}
+
 // With AllBackends a chain that names this dataDir is removed although neither the record nor a policy knows it.
 func TestOrphanIsRemoved(t *testing.T) {
 	f := newFixture(t)

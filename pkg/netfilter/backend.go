@@ -21,7 +21,7 @@ var (
 	ErrNotOwned = errors.New("chain belongs to another program")
 	// ErrUnusable is about a lack of programs, permissions or support in the kernel.
 	ErrUnusable = errors.New("backend unusable")
-	// ErrBusy is about programs that were busy or killed: the host may be fine.
+	// ErrBusy is about programs that were busy or killed, and about readings that failed: the host may be fine.
 	ErrBusy = errors.New("try again later")
 	// ErrChanged is about rules that are no longer those of the observation.
 	ErrChanged = errors.New("the rules changed since they were read")

@@ -20,14 +20,15 @@ type Driver interface {
 	// Open returns the backend of a choice. It reads nothing and runs no program.
 	Open(Choice) (Backend, error)
 
-	// FindChain returns the choices in which a chain exists. It loads no module, creates no table.
+	// FindChain returns the choices in which a chain exists. It creates no table. Its error wraps ErrBusy if a
+	// reading failed. Else the kernel lacks the backend (ErrUnusable) or forbids to read it (fs.ErrPermission).
 	FindChain(ctx context.Context, chain string) ([]Choice, error)
 
-	// Owned returns the chains with a comment of any owner. It loads no module, creates no table.
+	// Owned returns the chains with a comment of any owner. It creates no table. Its errors are as FindChain's.
 	Owned(ctx context.Context) ([]OwnedChain, error)
 
 	// Probe returns the choice, of a variant if one is given, that works on this host. Its errors
-	// wrap ErrUnusable and say what to install or to change, or ErrBusy.
+	// wrap ErrUnusable and say what to install or to change, or ErrBusy, which says nothing about the host.
 	Probe(ctx context.Context, variant string) (Choice, error)
 
 	// Programs returns the programs that list rules of a variant, one for each family; none if the backend
@@ -50,8 +51,8 @@ type Ruleset interface {
 	// Generation returns the generation of the ruleset.
 	Generation() (Generation, error)
 
-	// HasKubeProxy reports whether kube-proxy runs in its mode nftables.
-	HasKubeProxy() bool
+	// HasKubeProxy reports whether kube-proxy runs in its mode nftables. Its errors are as FindChain's.
+	HasKubeProxy() (bool, error)
 }
 
 // NoRuleset is the Ruleset of a driver that has none.
@@ -66,7 +67,7 @@ func (NoRuleset) GuardTables() (GuardTables, error) { return nil, errNoRuleset }
 func (NoRuleset) Generation() (Generation, error) { return Generation{}, errNoRuleset }
 
 // HasKubeProxy implements Ruleset.
-func (NoRuleset) HasKubeProxy() bool { return false }
+func (NoRuleset) HasKubeProxy() (bool, error) { return false, nil }
 
 // Program is a program of the host.
 type Program struct {
@@ -128,42 +129,91 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 	return nil, fmt.Errorf("backend %s is not part of this program: %w", b, ErrUnusable)
 }
 
-// Choose returns the choice for a chain: the stated backend or, if that is auto, the one that the node uses
-// for the chain already, else nftables beside kube-proxy in its mode nftables, else the one of the last boot
-// ("" if there is none), else the first, that works on this host and accepts the rules. If a program is busy,
-// no backend is chosen, and the error wraps ErrBusy.
+// Choose returns the choice for a chain: of the stated backend or, if that is auto, the one in which the node
+// has the chain already, else nftables beside kube-proxy in its mode nftables, else the backend of the last boot
+// ("" if there is none), else the first that works on this host and does not refuse the rules. Of a stated
+// backend, too, the node keeps the variant that has the chain. The last candidate is not asked about the rules:
+// the caller sees why it refuses them when it writes.
+//
+// A failed reading and a busy program choose nothing: the chain would leave another backend, where its old rules
+// stay in force. The error wraps ErrBusy then.
 //
 // The boot unit chooses before kube-proxy runs: by the kernel alone, a chain would leave nftables at the
 // first boot with the unit, for ever.
 func (ds Drivers) Choose(
-	ctx context.Context, chain string, stated, lastBoot policy.Backend, accepts func(Choice) error,
+	ctx context.Context, chain string, stated, lastBoot policy.Backend, refuses func(Choice) error,
 ) (Choice, error) {
-	candidates := ds
-	if stated != policy.Auto {
-		d, err := ds.named(stated)
-		if err != nil {
-			return Choice{}, err
-		}
-		candidates = Drivers{d}
+	candidates, err := ds.Candidates(stated)
+	if err != nil {
+		return Choice{}, err
 	}
 	for _, d := range candidates {
-		c, found, err := chosenBefore(ctx, d, chain)
-		if found {
+		c, found, err := inUse(ctx, d, chain)
+		if found || err != nil {
 			return c, err
 		}
 	}
-	candidates = candidates.preferred(lastBoot)
+	candidates, err = candidates.preferred(lastBoot)
+	if err != nil {
+		return Choice{}, err
+	}
+	return candidates.firstThatWorks(ctx, refuses)
+}
+
+// Candidates returns the drivers of a stated backend, which for auto are all of them.
+func (ds Drivers) Candidates(stated policy.Backend) (Drivers, error) {
+	if stated == policy.Auto {
+		return ds, nil
+	}
+	d, err := ds.named(stated)
+	if err != nil {
+		return nil, err
+	}
+	return Drivers{d}, nil
+}
+
+// inUse returns the choice in which a driver has the chain. One that does not work on this host is not found.
+func inUse(ctx context.Context, d Driver, chain string) (c Choice, found bool, err error) {
+	used, err := d.FindChain(ctx, chain)
+	if err != nil && !lacksChains(err) {
+		return Choice{}, false, fmt.Errorf("look for chain %s in %s: %w", chain, d.Backend(), err)
+	}
+	for _, u := range used {
+		c, err = d.Probe(ctx, u.Variant)
+		if err == nil {
+			return c, true, nil
+		}
+		if !errors.Is(err, ErrUnusable) {
+			return Choice{}, false, err
+		}
+	}
+	return Choice{}, false, nil
+}
+
+// lacksChains reports whether an error of FindChain or Owned says that the kernel lacks the backend, or forbids
+// to read its chains, as opposed to a reading that failed.
+func lacksChains(err error) bool {
+	isRefusal := errors.Is(err, ErrUnusable) || errors.Is(err, fs.ErrPermission)
+	return isRefusal && !errors.Is(err, ErrBusy)
+}
+
+// firstThatWorks returns the choice of the first driver that works on this host and does not refuse the rules.
+func (ds Drivers) firstThatWorks(ctx context.Context, refuses func(Choice) error) (Choice, error) {
 	var failures []error
-	for i, d := range candidates {
+	for i, d := range ds {
 		c, err := d.Probe(ctx, "")
-		hasAlternative := i+1 < len(candidates)
-		if err == nil && hasAlternative {
-			err = accepts(c)
+		if err != nil && !errors.Is(err, ErrUnusable) {
+			return Choice{}, err
+		}
+		isLast := i == len(ds)-1
+		if err == nil && !isLast {
+			err = refuses(c)
 		}
 		if err == nil {
 			return c, nil
 		}
-		if errors.Is(err, ErrBusy) {
+		saysNothing := errors.Is(err, ErrBusy) || errors.Is(err, ErrChanged)
+		if saysNothing {
 			return Choice{}, err
 		}
 		failures = append(failures, err)
@@ -171,44 +221,40 @@ func (ds Drivers) Choose(
 	return Choice{}, errors.Join(failures...)
 }
 
-// chosenBefore returns the choice in which a driver has the chain, if that works or its program is busy.
-func chosenBefore(ctx context.Context, d Driver, chain string) (c Choice, found bool, err error) {
-	inUse, _ := d.FindChain(ctx, chain) // an error of FindChain is one of Probe, too
-	for _, used := range inUse {
-		c, err := d.Probe(ctx, used.Variant)
-		if err == nil || errors.Is(err, ErrBusy) {
-			return c, true, err
-		}
-	}
-	return Choice{}, false, nil
-}
-
 // preferred returns the drivers in an order in which that of kube-proxy's rules is the first, else that of the
 // last boot.
-func (ds Drivers) preferred(lastBoot policy.Backend) Drivers {
+func (ds Drivers) preferred(lastBoot policy.Backend) (Drivers, error) {
 	for i, d := range ds {
-		if d.HasKubeProxy() {
-			return ds.startingWith(i)
+		beside, err := d.HasKubeProxy()
+		if err != nil && !lacksChains(err) {
+			return nil, fmt.Errorf("look for kube-proxy in %s: %w", d.Backend(), err)
+		}
+		if beside {
+			return ds.startingWith(i), nil
 		}
 	}
 	for i, d := range ds {
 		if d.Backend() == lastBoot {
-			return ds.startingWith(i)
+			return ds.startingWith(i), nil
 		}
 	}
-	return ds
+	return ds, nil
 }
 
 func (ds Drivers) startingWith(i int) Drivers { return slices.Concat(ds[i:i+1], ds[:i], ds[i+1:]) }
 
-// Duplicates returns every other choice in which a chain exists, by an agent or an earlier choice.
+// Duplicates returns every other choice in which a chain exists: an agent wrote it there, or an earlier choice
+// of the backend left it. What the kernel lacks has none.
 func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) ([]Choice, error) {
 	var others []Choice
 	var errs []error
 	for _, d := range ds {
-		inUse, err := d.FindChain(ctx, chain)
-		errs = append(errs, err)
-		for _, c := range inUse {
+		used, err := d.FindChain(ctx, chain)
+		isLacking := errors.Is(err, ErrUnusable) && lacksChains(err)
+		if err != nil && !isLacking {
+			errs = append(errs, err)
+		}
+		for _, c := range used {
 			if c != chosen {
 				others = append(others, c)
 			}
@@ -217,15 +263,14 @@ func (ds Drivers) Duplicates(ctx context.Context, chain string, chosen Choice) (
 	return others, errors.Join(errs...)
 }
 
-// Owned returns the chains that name an owner. A backend that is unusable or forbidden has none.
+// Owned returns the chains that name an owner. A backend that the kernel lacks or forbids has none.
 func (ds Drivers) Owned(ctx context.Context) ([]OwnedChain, error) {
 	var owned []OwnedChain
 	var errs []error
 	for _, d := range ds {
 		found, err := d.Owned(ctx)
 		owned = append(owned, found...)
-		hasNone := errors.Is(err, ErrUnusable) || errors.Is(err, fs.ErrPermission)
-		if err != nil && !hasNone {
+		if err != nil && !lacksChains(err) {
 			errs = append(errs, fmt.Errorf("list the chains in %s that name a dataDir: %w", d.Backend(), err))
 		}
 	}

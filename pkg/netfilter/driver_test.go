@@ -4,6 +4,8 @@ package netfilter_test
 
 import (
 	"errors"
+	"fmt"
+	"io/fs"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
@@ -38,7 +40,7 @@ func TestNoRuleset(t *testing.T) {
 // besideKubeProxy is the driver of the backend in which kube-proxy writes its rules.
 type besideKubeProxy struct{ netfilter.Driver }
 
-func (besideKubeProxy) HasKubeProxy() bool { return true }
+func (besideKubeProxy) HasKubeProxy() (bool, error) { return true, nil }
 
 // TestChoosePreferred: auto chooses the backend that has the chain, else that of kube-proxy's rules, else that of
 // the last boot, else the first.
@@ -58,4 +60,73 @@ func TestChoosePreferred(t *testing.T) {
 	delete(k.Unusable, netfiltertest.NFTables)
 	k.Chains[netfiltertest.IPTables][policy.ChainFamily{Family: policy.IPv4, Chain: "X"}] = policy.Chain{}
 	assert.Equal(t, "has the chain", choose(beside, policy.NFTables), netfiltertest.IPTables)
+}
+
+// TestChooseNeedsReadings: a reading that fails chooses no backend, and one that the kernel refuses for good leaves
+// the other backend.
+func TestChooseNeedsReadings(t *testing.T) {
+	errFailed := fmt.Errorf("the kernel did not answer: %w", netfilter.ErrBusy)
+	errRefused := fmt.Errorf("no nf_tables: %w", netfilter.ErrUnusable)
+	accepts := func(netfilter.Choice) error { return nil }
+	for _, tc := range []struct {
+		name   string
+		errors map[string]error // by effect
+		stated policy.Backend
+		want   netfilter.Choice // none: an error
+	}{
+		{"a reading fails", map[string]error{"find chain X in nftables": errFailed}, policy.Auto, netfilter.Choice{}},
+		{"of the stated backend", map[string]error{"find chain X in nftables": errFailed}, policy.NFTables, netfilter.Choice{}},
+		{"of another than the stated one", map[string]error{"find chain X in nftables": errFailed}, policy.IPTables, netfiltertest.IPTables},
+		{"lacking", map[string]error{"find chain X in nftables": errRefused}, policy.Auto, netfiltertest.IPTables},
+		{"forbidden", map[string]error{"find chain X in nftables": fs.ErrPermission}, policy.Auto, netfiltertest.IPTables},
+		{"forbidden in part, failed in part", map[string]error{
+			"find chain X in nftables": errors.Join(fs.ErrPermission, errFailed),
+		}, policy.Auto, netfilter.Choice{}},
+		{"asking whether it works fails", map[string]error{"probe iptables": errFailed}, policy.Auto, netfilter.Choice{}},
+		{"it does not work", map[string]error{"probe iptables": errRefused}, policy.Auto, netfiltertest.NFTables},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			k := netfiltertest.New()
+			k.Before = func(effect string, _ bool) error { return tc.errors[effect] }
+			got, err := k.Drivers().Choose(t.Context(), "X", tc.stated, "", accepts)
+			isChosen := tc.want != netfilter.Choice{}
+			if got != tc.want || (err == nil) != isChosen {
+				t.Errorf("got %v, %v; want %v", got, err, tc.want)
+			}
+		})
+	}
+}
+
+// TestFailedReadingsAreReported: chains that could not be read are not chains that do not exist.
+func TestFailedReadingsAreReported(t *testing.T) {
+	errFailed := fmt.Errorf("the kernel did not answer: %w", netfilter.ErrBusy)
+	for name, tc := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"failed":            {errFailed, true},
+		"lacking":           {netfilter.ErrUnusable, false},
+		"forbidden":         {fs.ErrPermission, false},
+		"forbidden in part": {errors.Join(fs.ErrPermission, errFailed), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := netfiltertest.New()
+			k.Before = func(string, bool) error { return tc.err }
+			_, err := k.Drivers().Owned(t.Context())
+			if (err != nil) != tc.want {
+				t.Errorf("owned: %v", err)
+			}
+		})
+	}
+	k := netfiltertest.New()
+	k.Before = func(effect string, _ bool) error {
+		if effect == "find chain X in iptables" {
+			return netfilter.ErrUnusable
+		}
+		return errFailed
+	}
+	_, err := k.Drivers().Duplicates(t.Context(), "X", netfilter.Choice{})
+	if errors.Is(err, netfilter.ErrUnusable) || !errors.Is(err, netfilter.ErrBusy) {
+		t.Errorf("duplicates: %v", err)
+	}
 }

@@ -86,7 +86,11 @@ func inUse(f policy.Family, variant string) (bool, error) {
 	if variant != netfilter.VariantLegacy {
 		return true, nil
 	}
-	return legacyInUse(f, Table)
+	exists, err := legacyInUse(f, Table)
+	if err != nil {
+		return false, readError(err)
+	}
+	return exists, nil
 }
 
 // joinQuoted joins the lines of an argument in quotes.

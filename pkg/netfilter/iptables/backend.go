@@ -280,7 +280,7 @@ func (b *backend) plan(
 	}
 	t, err := b.read(f, names)
 	if err != nil {
-		return nil, err
+		return nil, readError(err)
 	}
 	if t.fault != "" && !remove {
 		return nil, t.writable()

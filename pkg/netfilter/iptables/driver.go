@@ -3,10 +3,10 @@
 package iptables
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -76,17 +76,27 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 
 // has reports whether one of the chains exists in the table, in any family.
 func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
-	var failed error
+	var errs []error
 	for _, f := range policy.Families() {
 		for _, c := range chains {
 			found, err := d.reader(variant).chainNames(f, table, c)
 			if len(found) > 0 {
 				return true, nil
 			}
-			failed = cmp.Or(failed, err)
+			if err != nil {
+				errs = append(errs, readError(err))
+			}
 		}
 	}
-	return false, failed
+	return false, errors.Join(errs...)
+}
+
+// readError tells a reading of the kernel that failed from one that the kernel forbids.
+func readError(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, netfilter.ErrBusy)
 }
 
 // Owned implements netfilter.Driver.
@@ -98,7 +108,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 		for _, f := range policy.Families() {
 			found, err := d.ownedIn(c, f)
 			if err != nil {
-				errs = append(errs, fmt.Errorf("read %s of %s: %w", f, c, err))
+				errs = append(errs, fmt.Errorf("read %s of %s: %w", f, c, readError(err)))
 			}
 			owned = append(owned, found...)
 		}

@@ -11,8 +11,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/e2e/sandbox"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
@@ -152,7 +154,7 @@ func (works) Backend() policy.Backend { return policy.NFTables }
 
 func (works) FindChain(context.Context, string) ([]netfilter.Choice, error) { return nil, nil }
 func (works) Probe(context.Context, string) (netfilter.Choice, error)       { return netfilter.Choice{}, nil }
-func (works) HasKubeProxy() bool                                            { return false }
+func (works) HasKubeProxy() (bool, error)                                   { return false, nil }
 
 // TestChooseBusy: a program that is busy says nothing about the host, so auto chooses no other backend.
 func TestChooseBusy(t *testing.T) {
@@ -282,5 +284,21 @@ func TestFindChain(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestFailedReadings: without a file descriptor nothing is known of the kernel, which is no reason to choose
+// another backend.
+func TestFailedReadings(t *testing.T) {
+	d := New(pathWith(t, map[string]string{"iptables": netfilter.VariantNFT}))
+	sandbox.WithoutFiles(t)
+	_, errFind := d.FindChain(t.Context(), "X")
+	_, errOwned := d.Owned(t.Context())
+	_, errProbe := d.Probe(t.Context(), "")
+	for name, err := range map[string]error{"find": errFind, "owned": errOwned, "probe": errProbe} {
+		isFailed := errors.Is(err, netfilter.ErrBusy) && !errors.Is(err, netfilter.ErrUnusable)
+		if !isFailed || !errors.Is(err, unix.EMFILE) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

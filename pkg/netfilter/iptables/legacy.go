@@ -104,8 +104,11 @@ func legacyInUse(f policy.Family, tableName string) (bool, error) {
 	if errors.Is(err, fs.ErrNotExist) { // the kernel's module is not loaded
 		return false, nil
 	}
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w; run as root", err)
+	}
 	if err != nil {
-		return false, fmt.Errorf("find the tables of iptables-legacy: %w; run as root", err)
+		return false, fmt.Errorf("find the tables of iptables-legacy: %w", err)
 	}
 	return slices.Contains(strings.Fields(string(names)), tableName), nil
 }

@@ -53,7 +53,7 @@ func (d *Driver) readEach(readFamily func(policy.Family) (*table, error)) (*stat
 		return s, nil
 	}, (*state).sameRules)
 	if nfnetlink.Unsupported(err) {
-		err = usable(err)
+		err = unsupported(err)
 	}
 	if err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 func (d *Driver) checkOwner(f nfnetlink.Family, table string) error {
 	t, err := d.conn.Table(f, table)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return usable(err)
+		return readError(err)
 	}
 	err = netfilter.CheckTableOwner(f, t)
 	if err != nil {
@@ -253,6 +253,10 @@ func (w *writer) try(now *state) (err error) {
 // readAgain reads the tables, which must still have the rules that were observed.
 func (w *writer) readAgain() (*state, error) {
 	now, err := w.read(w.name)
+	isRefusal := errors.Is(err, netfilter.ErrUnusable) || errors.Is(err, os.ErrPermission)
+	if err != nil && !isRefusal {
+		return nil, readError(err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,7 @@ func (d *Driver) GuardTables() (netfilter.GuardTables, error) { return d, nil }
 func (d *Driver) Generation() (netfilter.Generation, error) {
 	number, err := d.conn.Generation()
 	if err != nil {
-		return netfilter.Generation{}, usable(err)
+		return netfilter.Generation{}, readError(err)
 	}
 	namespace, err := d.conn.Namespace()
 	if err != nil {
@@ -69,21 +69,24 @@ func (d *Driver) FindChain(_ context.Context, chain string) ([]netfilter.Choice,
 			return []netfilter.Choice{{Backend: policy.NFTables}}, nil
 		}
 		if !errors.Is(err, os.ErrNotExist) {
-			return nil, usable(err)
+			return nil, readError(err)
 		}
 	}
 	return nil, nil
 }
 
 // HasKubeProxy implements netfilter.Ruleset: in its mode nftables kube-proxy has a table of its name.
-func (d *Driver) HasKubeProxy() bool {
+func (d *Driver) HasKubeProxy() (bool, error) {
 	for _, f := range policy.Families() {
 		_, err := d.conn.Table(netfilter.LinkOf(f), "kube-proxy")
 		if err == nil {
-			return true
+			return true, nil
+		}
+		if !errors.Is(err, os.ErrNotExist) {
+			return false, readError(err)
 		}
 	}
-	return false
+	return false, nil
 }
 
 // Owned implements netfilter.Driver. It reads the rules of both tables without the sets.
@@ -93,7 +96,7 @@ func (d *Driver) Owned(context.Context) ([]netfilter.OwnedChain, error) {
 		for _, table := range Tables() {
 			rules, err := d.conn.Rules(netfilter.LinkOf(f), table, "")
 			if err != nil {
-				return nil, usable(err)
+				return nil, readError(err)
 			}
 			for _, r := range rules {
 				chain, isOwned := ownedChain(f, table, r)
@@ -128,16 +131,25 @@ func ownedChain(f policy.Family, table string, r nfnetlink.Rule) (chain netfilte
 // Probe implements netfilter.Driver. Reading takes the same privilege as writing.
 func (d *Driver) Probe(context.Context, string) (netfilter.Choice, error) {
 	if _, err := d.conn.Generation(); err != nil {
-		return netfilter.Choice{}, usable(err)
+		return netfilter.Choice{}, readError(err)
 	}
 	return netfilter.Choice{Backend: policy.NFTables}, nil
 }
 
-// usable adds to an error what the kernel needs. What a user needs is in nfnetlink's error.
-func usable(err error) error {
-	if errors.Is(err, unix.EPERM) {
+// readError tells an error of a kernel that lacks nf_tables, or forbids to use it, from a reading that failed.
+func readError(err error) error {
+	switch {
+	case errors.Is(err, os.ErrPermission): // the error of nfnetlink says what a user needs
 		return fmt.Errorf("nftables: %w: %w", netfilter.ErrUnusable, err)
+	case nfnetlink.Unsupported(err):
+		return unsupported(err)
+	default:
+		return fmt.Errorf("nftables: %w: %w", err, netfilter.ErrBusy)
 	}
+}
+
+// unsupported adds to an error what the kernel needs.
+func unsupported(err error) error {
 	return fmt.Errorf("nftables: %w: %w; the kernel needs nf_tables (CONFIG_NF_TABLES, CONFIG_NFT_NAT, "+
 		"CONFIG_NFT_MASQ, CONFIG_NFT_FIB); %s", netfilter.ErrUnusable, err, netfilter.HowToLoad("nf_tables"))
 }
