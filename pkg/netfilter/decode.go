@@ -33,21 +33,26 @@ type DecodedRule struct {
 	Owner       policy.Owner
 }
 
-// addressesOf returns the addresses of a condition on the source or the destination, nil for all, and whether
+// AddressReader returns the addresses of a condition on the source or the destination, nil for all, and whether
 // the backend writes such a condition.
-type addressesOf = func(nfnetlink.Condition) (policy.Ranges, bool)
+type AddressReader = func(nfnetlink.Condition) (addresses policy.Ranges, ok bool)
 
 // DecodeRule returns the rule in the terms of package policy.
-func DecodeRule(d nfnetlink.Decoded, addresses addressesOf) DecodedRule {
+func DecodeRule(d nfnetlink.Decoded, addresses AddressReader) DecodedRule {
 	r := DecodedRule{Rule: policy.Rule{Connections: d.Packets}, Owner: policy.ParseOwner(d.Comment)}
 	unrecognized := slices.Concat(d.Other, d.Unrecognized)
-	decoded := 0 // a bit for each field
+	seen := 0 // a bit for each field
 	for _, c := range d.Conditions {
-		isSecond := decoded&(1<<c.Field) != 0
-		if isSecond || !r.addCondition(c, addresses) {
+		isSecond := seen&(1<<c.Field) != 0
+		seen |= 1 << c.Field
+		if isSecond {
+			unrecognized = append(unrecognized, c.String())
+			continue
+		}
+		isAdded := r.addCondition(c, addresses)
+		if !isAdded {
 			unrecognized = append(unrecognized, c.String())
 		}
-		decoded |= 1 << c.Field
 	}
 	if problem := r.setStatement(d); problem != "" {
 		unrecognized = append(unrecognized, problem)
@@ -72,34 +77,44 @@ func (r *DecodedRule) Unrecognize(parts ...string) {
 	r.Rule = policy.Rule{Verdict: policy.Unrecognized, Text: text, Connections: r.Connections}
 }
 
-// addCondition reports whether policy.Rule can express the condition.
-func (r *DecodedRule) addCondition(c nfnetlink.Condition, addresses addressesOf) (ok bool) {
+// addCondition adds a condition to the rule, if policy.Rule can express it. Else the rule stays as it is: its
+// text must not say what the kernel's rule does not.
+func (r *DecodedRule) addCondition(c nfnetlink.Condition, addresses AddressReader) (ok bool) {
+	// A policy.Rule has "not local", and no other negation.
+	isNegated := c.Field == nfnetlink.SourceLocal || c.Field == nfnetlink.DestinationLocal
+	if c.Not != isNegated {
+		return false
+	}
 	switch c.Field {
 	case nfnetlink.Source:
-		r.From, ok = addresses(c)
-		return ok && !c.Not
+		from, ok := addresses(c)
+		if !ok {
+			return false
+		}
+		r.From = from
 	case nfnetlink.Destination:
-		r.To, ok = addresses(c)
-		return ok && !c.Not
+		to, ok := addresses(c)
+		if !ok {
+			return false
+		}
+		r.To = to
 	case nfnetlink.OutputName:
 		if c.Name != "+" {
 			r.Out = c.Name
 		}
-		return !c.Not
 	case nfnetlink.SourceLocal:
 		r.NotFromLocal = true
-		return c.Not
 	case nfnetlink.DestinationLocal:
 		r.NotToLocal = true
-		return c.Not
 	case nfnetlink.Protocol:
 		r.Protocol = protocolOf(c.Value)
-		return r.Protocol != "" && !c.Not
+		return r.Protocol != ""
 	case nfnetlink.Probability:
 		r.Probability = c.Value
-		return true
+	default:
+		return false
 	}
-	return false
+	return true
 }
 
 // protocolOf returns the protocol of a number, "" if no rule of ip-masq names it.

@@ -205,7 +205,7 @@ func TestTampering(t *testing.T) {
 			want: []string{"unexpected jump from POSTROUTING: out lo"}},
 		"chain gone":       {do: []string{"-F", "-X " + chain}, want: []string{"missing chain", "missing jump from POSTROUTING: to non-local"}},
 		"rule added":       {do: []string{"-A " + chain + " -p tcp -j RETURN"}, want: []string{"unexpected rule: tcp return"}},
-		"inverted":         {do: []string{"-I " + chain + " ! -p tcp -j RETURN"}, want: []string{"unexpected rule: tcp return with l4proto != 6"}},
+		"inverted":         {do: []string{"-I " + chain + " ! -p tcp -j RETURN"}, want: []string{"unexpected rule: return with l4proto != 6"}},
 		"jump onwards":     {do: []string{"-N OTHER", "-I " + chain + " -j OTHER"}, want: []string{"unexpected rule: jump OTHER"}},
 		"no target":        {do: []string{"-I " + chain}, want: []string{"unexpected rule: rule with no verdict"}},
 		"not random":       {do: []string{"-R " + chain + " 5 -j MASQUERADE"}, want: []string{"missing rule: masquerade random-fully", "unexpected rule: masquerade"}},
