@@ -438,7 +438,7 @@ func (w *world) begins(effect string, writes bool) error {
 		}
 		w.seen[read] = w.now[read]
 		w.kernel.Torn = 0
-		if w.torn[read] = w.faults && !w.torn[read] && rapid.IntRange(0, 24).Draw(w.t, "torn") == 0; w.torn[read] {
+		if w.torn[read] = w.faults && rapid.IntRange(0, 24).Draw(w.t, "torn") == 0; w.torn[read] {
 			w.kernel.Torn = 1
 		}
 	case strings.HasPrefix(effect, "ask for a write"):

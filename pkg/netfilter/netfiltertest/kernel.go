@@ -44,7 +44,7 @@ type Kernel struct {
 	Chains     map[netfilter.Choice]map[policy.ChainFamily]policy.Chain
 	Guards     []policy.Guard
 	Generation netfilter.Generation
-	// So many coming readings of a backend, or of guards, have something that is gone.
+	// So many coming readings of a backend, or of guards, have something that is gone, and no generation.
 	Torn      int
 	Leftovers map[policy.Family]int // sets in the owned table that no rule uses
 
@@ -185,6 +185,13 @@ type backend struct {
 	c netfilter.Choice
 }
 
+// reading is what Observe read of a backend. It is the State of an observation.
+type reading struct {
+	changes    int    // Kernel.changes
+	generation uint32 // 0 if it is not of one
+	chains     []policy.Chain
+}
+
 func (b *backend) Layout() policy.Layout { return policy.Layout{Sets: b.OwnsTables()} }
 
 func (b *backend) Supported(context.Context) (policy.Layout, error) { return b.Layout(), nil }
@@ -197,22 +204,26 @@ func (b *backend) Observe(
 	if err := b.k.Before("observe "+b.c.String(), false); err != nil {
 		return o, err
 	}
-	o.State = b.k.changes
 	if b.OwnsTables() {
 		o.Generation = b.k.Generation.Number
+	}
+	isTorn := b.k.Torn > 0
+	if isTorn {
+		b.k.Torn--
+		o.Generation = 0
 	}
 	for _, ref := range b.k.Refs(b.c) {
 		if !b.OwnsTables() && !slices.Contains(wanted, ref) {
 			continue
 		}
 		c := cloned(b.k.Chains[b.c][ref])
-		if b.k.Torn > 0 {
-			b.k.Torn--
+		isFirst := len(o.Rules.Chains) == 0
+		if isTorn && isFirst {
 			c.Rules = append(c.Rules, policy.Rule{Verdict: policy.Unrecognized})
-			o.Generation = 0
 		}
 		o.Rules.Chains = append(o.Rules.Chains, c)
 	}
+	o.State = reading{b.k.changes, o.Generation, slices.Clone(o.Rules.Chains)}
 	for _, f := range policy.Families() {
 		if b.OwnsTables() && b.k.Leftovers[f] > 0 {
 			set := policy.UnrecognizedObject{Family: f, Text: "set"}
@@ -306,21 +317,21 @@ func kept(c policy.Chain) policy.Chain {
 	return c
 }
 
-// applyTables writes all chains of the owned tables, which the observation has as they are. New sets are
-// filled by a batch of their own.
+// applyTables writes the difference between the observation of the owned tables and the desired chains. New sets
+// are filled by a batch of their own.
 func (b *backend) applyTables(desired policy.Ruleset, from netfilter.Observation) error {
 	k := b.k
 	w := tableWriter{k: k, seen: k.changes}
-	was, isObserved := from.State.(int)
-	if isObserved && was != w.seen {
+	was, isObserved := from.State.(reading)
+	w.anyGeneration = isObserved && was.generation == 0
+	if isObserved && was.changes != k.changes && !w.anyGeneration {
 		return errors.Join(k.Before("write nftables, refused", true), netfilter.ErrChanged)
 	}
 	if err := b.accepts(desired); err != nil {
 		return errors.Join(k.Before("write nftables, not supported", true), err)
 	}
-	have, hasNewSets := map[policy.ChainFamily]policy.Chain{}, false
+	hasNewSets := false
 	for _, c := range desired.Chains {
-		have[ref(&c)] = cloned(c)
 		_, exists := k.Chains[NFTables][ref(&c)]
 		hasNewSets = hasNewSets || !exists
 	}
@@ -334,22 +345,48 @@ func (b *backend) applyTables(desired policy.Ruleset, from netfilter.Observation
 			return err
 		}
 	}
+	if !isObserved { // Apply reads the kernel itself
+		was.chains = slices.Collect(maps.Values(k.Chains[NFTables]))
+	}
 	return w.commit("write nftables", func() {
-		k.Leftovers, k.Chains[NFTables] = map[policy.Family]int{}, have
+		k.Leftovers, k.Chains[NFTables] = map[policy.Family]int{}, was.change(desired, k.Chains[NFTables])
 	})
+}
+
+// change returns the chains of the kernel after the chains that were read became the desired ones. What another
+// program changed since then stays as it made it where the reading was as desired.
+func (r *reading) change(
+	desired policy.Ruleset, now map[policy.ChainFamily]policy.Chain,
+) map[policy.ChainFamily]policy.Chain {
+	after := maps.Clone(now)
+	read := policy.Ruleset{Chains: r.chains}
+	for _, c := range r.chains {
+		if desired.Find(c.Family, c.Name) == nil {
+			delete(after, ref(&c))
+		}
+	}
+	for _, c := range desired.Chains {
+		held := read.Find(c.Family, c.Name)
+		isAsDesired := held != nil && reflect.DeepEqual(kept(*held), kept(c))
+		if !isAsDesired {
+			after[ref(&c)] = cloned(c)
+		}
+	}
+	return after
 }
 
 // tableWriter commits to the owned tables as they were seen.
 type tableWriter struct {
-	k    *Kernel
-	seen int // Kernel.changes
+	k             *Kernel
+	seen          int  // Kernel.changes
+	anyGeneration bool // the kernel accepts the commits although other programs made some since then
 }
 
 func (w *tableWriter) commit(effect string, do func()) error {
 	if err := w.k.Before(effect, true); err != nil {
 		return err
 	}
-	if w.seen != w.k.changes {
+	if w.seen != w.k.changes && !w.anyGeneration {
 		return netfilter.ErrChanged
 	}
 	do()
