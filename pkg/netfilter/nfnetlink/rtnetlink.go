@@ -60,8 +60,9 @@ func (c *Conn) Output(dst, src netip.Addr, in uint32) (out uint32, err error) {
 		}
 	})
 	_, err = c.query(context.Background(), find)
-	if errno := unix.Errno(0); errors.As(err, &errno) { // a refusal is no route
-		err = nil
+	_, isRefused := errors.AsType[*Error](err)
+	if isRefused { // there is no route
+		return 0, nil
 	}
 	return out, err
 }
