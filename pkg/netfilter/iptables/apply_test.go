@@ -271,3 +271,29 @@ func TestLockHeld(t *testing.T) {
 		t.Errorf("reading took %v", took)
 	}
 }
+
+// countingReader counts the readings of the rules.
+type countingReader struct {
+	reader
+	readings *int
+}
+
+func (r countingReader) read(f policy.Family, names []string) (table, error) {
+	*r.readings++
+	return r.reader.read(f, names)
+}
+
+// TestObstacleIsReportedAtOnce: what stays wrong until somebody mends it is not tried again, which would keep an ADD
+// and those behind it for 155 ms.
+func TestObstacleIsReportedAtOnce(t *testing.T) {
+	inEachVariant(t, func(n *node) {
+		want := desired(policy.OwnedBy(owner), basic("IP-MASQ-AGENT"))
+		n.load(policy.IPv4, ":IP-MASQ-AGENT -", "-A PREROUTING -j IP-MASQ-AGENT")
+		readings := 0
+		n.reader = countingReader{n.reader, &readings}
+		err := n.Apply(n.Context(), policy.Ruleset{Chains: netfilter.ChainsOf(want, policy.IPv4)}, netfilter.Observation{}, nil)
+		assert.ErrorContains(n, err, "has a jump to chain IP-MASQ-AGENT", "remove the jump")
+		assert.Equal(n, "readings", readings, 1)
+		assert.Equal(n, "runs of iptables-restore", n.writes, 0)
+	})
+}

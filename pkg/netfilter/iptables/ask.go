@@ -221,7 +221,7 @@ func (p *programs) whyUnopened(ctx context.Context, path, variant string, err *o
 		return cause
 	}
 	f := failed(path, variant, err)
-	f.isVerdictTwice = true
+	f.mayBeAccident = true
 	f.verdict = netfilter.ErrBusy
 	return f
 }

@@ -222,26 +222,33 @@ func (b *backend) write(ctx context.Context, chains []policy.Chain, remove bool,
 
 // writeFamily plans a transaction and runs it, if it does anything. If that fails it plans and runs
 // again: other programs write at the same time, and iptables-legacy-restore does not print why the
-// kernel refused.
+// kernel refused. An obstacle in the table would be there again.
 func (b *backend) writeFamily(
 	ctx context.Context, f policy.Family, chains []policy.Chain, remove bool, held *os.File,
 ) error {
 	const tries = 6
 	start := time.Now()
 	pause := 5 * time.Millisecond
-	failedBefore := false // in a way that is a verdict if it repeats
+	mayHaveFailedBefore := false // by accident
 	for try := 1; ; try++ {
 		err := b.planAndWrite(ctx, f, chains, remove, held)
-		if errors.Is(err, fs.ErrNotExist) {
+		if err == nil {
+			return nil
+		}
+		_, isObstacle := errors.AsType[obstacle](err)
+		if isObstacle || errors.Is(err, errHangs) {
+			return err
+		}
+		if errors.Is(err, fs.ErrNotExist) { // locate found no program
 			return unusable(b.choice, err)
 		}
-		if failedBefore && isVerdictTwice(err) {
-			return unusable(b.choice, afterAnother(err))
+		if mayHaveFailedBefore && mayBeAccident(err) {
+			return unusable(b.choice, secondInARow(err))
 		}
-		failedBefore = isVerdictTwice(err)
+		mayHaveFailedBefore = mayBeAccident(err)
 		// iptables-legacy-restore itself waits for the lock.
-		waited := time.Since(start) > lockSeconds*time.Second
-		if err == nil || try == tries || waited || errors.Is(err, errHangs) {
+		hasWaited := time.Since(start) > lockSeconds*time.Second
+		if try == tries || hasWaited {
 			return judge(b.reader, f, chains, err)
 		}
 		select {
@@ -315,10 +322,10 @@ func (b *backend) plan(
 		}
 		tx.appendJumps(c.missing, c.want.Name)
 	}
-	if !tx.empty() {
-		err = t.owned
+	if !tx.empty() && t.ownerError != nil {
+		return nil, obstacle{t.ownerError}
 	}
-	return &tx, err
+	return &tx, nil
 }
 
 func (b *backend) jumpLines(ctx context.Context, f policy.Family, t table) (map[string][]string, error) {
@@ -348,7 +355,8 @@ func pairJumps(f policy.Family, want, have *policy.Chain) (missing []policy.Rule
 	if f != policy.IPv6 || !haveSource(have.Jumps, surplus) {
 		return missing, surplus
 	}
-	// ip6tables-nft 1.8.9 can delete a rule with another prefix length of the same address.
+	// ip6tables-nft 1.8.9 can delete a rule with another prefix length of the same address in place of the one
+	// that it is told to delete. So all jumps are deleted and written again, in one transaction.
 	surplus = surplus[:0]
 	for i := range have.Jumps {
 		surplus = append(surplus, i)

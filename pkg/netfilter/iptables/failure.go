@@ -15,11 +15,11 @@ import (
 
 // failure is the failure of a program: its text, and what errors.Is finds in it.
 type failure struct {
-	text           string
-	cause          error // of exec, or of the process
-	verdict        error // on the host: netfilter.ErrUnusable, netfilter.ErrBusy, or nil if no program ran
-	status         int   // of a program that ended
-	isVerdictTwice bool  // once may be an accident; twice in a row is a verdict
+	text          string
+	cause         error // of exec, or of the process
+	verdict       error // on the host: netfilter.ErrUnusable, netfilter.ErrBusy, or nil if no program ran
+	status        int   // of a program that ended
+	mayBeAccident bool  // a second one in a row is a verdict
 }
 
 func (e *failure) Error() string { return e.text }
@@ -58,7 +58,7 @@ func failed(path, variant string, err error) *failure {
 	leftAChild := errors.Is(err, exec.ErrWaitDelay)
 	switch {
 	case isCrash(signal):
-		f.isVerdictTwice = true
+		f.mayBeAccident = true
 		f.verdict = netfilter.ErrBusy
 		f.text += "; it crashed"
 		return f

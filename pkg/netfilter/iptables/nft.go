@@ -65,7 +65,7 @@ func (r *nftReader) readOnce(f policy.Family, names []string) (t table, err erro
 		return t, err
 	}
 	t.fault = baseChainFault(f, nat, base)
-	t.owned = netfilter.CheckTableOwner(link, nat)
+	t.ownerError = netfilter.CheckTableOwner(link, nat)
 	err = t.read(f, names, func(chain string) ([]nfnetlink.Rule, error) { return r.rules(f, chain) })
 	return t, err
 }

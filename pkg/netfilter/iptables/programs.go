@@ -196,27 +196,27 @@ func (p *programs) hangMark(path string) *hangMark {
 	return mark
 }
 
-// twice repeats what ended with a crash. A program that crashes twice in a row does so each time,
-// which is a verdict on the host: otherwise ADD would answer "try again later" for ever, although
-// another backend works.
+// twice repeats what may have failed by accident, such as a program that crashed. A program that crashes twice in a
+// row does so each time, which is a verdict on the host: otherwise ADD would answer "try again later" for ever,
+// although another backend works.
 func twice[T any](run func() (T, error)) (T, error) {
 	out, err := run()
-	if !isVerdictTwice(err) {
+	if !mayBeAccident(err) {
 		return out, err
 	}
 	out, err = run()
-	return out, afterAnother(err)
+	return out, secondInARow(err)
 }
 
-func isVerdictTwice(err error) bool {
+func mayBeAccident(err error) bool {
 	f, is := errors.AsType[*failure](err)
-	return is && f.isVerdictTwice
+	return is && f.mayBeAccident
 }
 
-// afterAnother returns the error of a program that ended with a crash right before.
-func afterAnother(err error) error {
+// secondInARow returns the error of what may have failed by accident right before, too.
+func secondInARow(err error) error {
 	f, is := errors.AsType[*failure](err)
-	if !is || !f.isVerdictTwice {
+	if !is || !f.mayBeAccident {
 		return err
 	}
 	return f.withVerdict(netfilter.ErrUnusable, "twice in a row")

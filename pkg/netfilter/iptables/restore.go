@@ -69,13 +69,14 @@ func (t *transaction) appendJumps(jumps []policy.Rule, chain string) {
 	}
 }
 
-// deleteJumps deletes those of the jumps with these numbers: each time the first rule like that. It
-// refuses a line feed, after which iptables-restore would read another command.
+// deleteJumps deletes those of the jumps with these numbers. iptables-restore deletes by text: of
+// duplicates each -D deletes the first. A line feed is an obstacle: iptables-restore would read what
+// follows as another command.
 func (t *transaction) deleteJumps(lines []string, numbers []int) error {
 	for _, i := range numbers {
 		if strings.Contains(lines[i], "\n") {
-			return errors.New("a jump has a line feed in its comment, which iptables-restore cannot read: " +
-				"delete it with iptables -D")
+			return obstacle{errors.New("a jump has a line feed in its comment, which iptables-restore cannot " +
+				"read: delete it with iptables -D")}
 		}
 		t.jumps = append(t.jumps, "-D"+strings.TrimPrefix(lines[i], "-A"))
 	}

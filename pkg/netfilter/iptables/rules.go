@@ -27,9 +27,15 @@ type table struct {
 	// targets are those of the rules of POSTROUTING, in order: the chain that each leads to.
 	targets []string
 	// fault is why the rules of POSTROUTING do not have their usual effect, or cannot be written.
-	fault string
-	owned error // another program owns the table
+	fault      string
+	ownerError error // another program owns the table
 }
+
+// obstacle is why rules cannot be written before somebody removes it from the table.
+type obstacle struct{ error }
+
+// Unwrap returns the error.
+func (o obstacle) Unwrap() error { return o.error }
 
 // rulesReader returns the rules of one chain, with fs.ErrNotExist if there is none.
 type rulesReader func(chain string) ([]nfnetlink.Rule, error)
@@ -105,9 +111,12 @@ func decodeChain(
 // writable returns why iptables cannot write masquerade chains, as far as it was read.
 func (t *table) writable() error {
 	if t.fault != "" {
-		return errors.New(t.fault)
+		return obstacle{errors.New(t.fault)}
 	}
-	return t.owned
+	if t.ownerError != nil {
+		return obstacle{t.ownerError}
+	}
+	return nil
 }
 
 // jumpLines takes the rules of POSTROUTING as `iptables -S` prints them, and returns those that
