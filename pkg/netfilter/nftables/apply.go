@@ -33,9 +33,10 @@ type state struct {
 
 // read reads the tables of a name.
 //
-// A reading that has a generation was alone with its commit, and the kernel accepts writes at that generation
-// only: a caller needs no second one before it writes. A reading that commits overtake is taken if the next
-// one finds the same: beside kube-proxy the generation may never be quiet for as long as a reading takes.
+// If a reading has a generation, nothing was committed while it lasted, so it is complete, and the kernel accepts
+// writes at that generation only: a caller needs no second reading before it writes. Beside kube-proxy the
+// generation may never be quiet for as long as a reading takes. Then a reading counts if the next one finds the
+// same. It has no generation, and the kernel accepts its writes at any.
 func (d *Driver) read(name string) (*state, error) {
 	return d.readEach(func(f policy.Family) (*table, error) { return readTable(&d.conn, f, name) })
 }
@@ -51,7 +52,7 @@ func (d *Driver) readEach(readFamily func(policy.Family) (*table, error)) (*stat
 			s.tables[f] = t
 		}
 		return s, nil
-	}, (*state).sameRules)
+	}, (*state).sameReading)
 	if nfnetlink.Unsupported(err) {
 		err = unsupported(err)
 	}
@@ -62,9 +63,9 @@ func (d *Driver) readEach(readFamily func(policy.Family) (*table, error)) (*stat
 	return s, nil
 }
 
-// sameRules reports whether all tables have the same rules as those that were read later.
-func (s *state) sameRules(later *state) bool {
-	return maps.EqualFunc(s.tables, later.tables, (*table).sameRules)
+// sameReading reports whether all tables have the same rules as those that were read later.
+func (s *state) sameReading(later *state) bool {
+	return maps.EqualFunc(s.tables, later.tables, (*table).sameReading)
 }
 
 // Observe implements netfilter.Backend.
@@ -136,10 +137,7 @@ func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, from net
 
 // write changes the tables with masquerade chains, or asks whether the kernel accepts that.
 func (b *backend) write(observed any, dryRun bool, change func(*tableWriter)) error {
-	left, err := b.driver.write(observed, tableName, dryRun, change)
-	if left {
-		_ = b.Remove(context.Background(), nil, nil)
-	}
+	err := b.driver.write(observed, tableName, dryRun, change)
 	return lacking(err, "CONFIG_NFT_NAT, CONFIG_NFT_MASQ, CONFIG_NFT_FIB_IPV4 and CONFIG_NFT_FIB_IPV6",
 		"nft_chain_nat nft_masq nft_fib_ipv4 nft_fib_ipv6 nft_nat", ", or set backend to iptables")
 }
@@ -154,32 +152,35 @@ type writer struct {
 	broken     map[nfnetlink.Family]bool // the tables that the kernel refused to change
 	encoded    *state                    // that the batches were encoded for
 	fill, rest *nfnetlink.Batch
-	left       bool // new sets of a first batch are in the kernel
+	hasFilled  bool // new sets of a first batch are in the kernel
 }
 
-// write changes tables. If another program commits meanwhile, it reads them again and continues, unless the
-// rules are no longer the observed ones, if any. A table that the kernel refuses to change counts as broken
-// then, as it may have a form that a dump does not show: it is replaced, for that family alone. It reports
-// whether it failed and left new sets of a first batch.
-func (d *Driver) write(
-	observed any, name string, dryRun bool, change func(*tableWriter),
-) (left bool, err error) {
+// write changes the tables of a name. A failed write leaves no new sets, unless the kernel refuses that, too: then
+// the next write deletes them.
+func (d *Driver) write(observed any, name string, dryRun bool, change func(*tableWriter)) error {
 	w := writer{Driver: d, name: name, dryRun: dryRun, change: change, broken: map[nfnetlink.Family]bool{}}
 	w.before, _ = observed.(*state)
-	err = w.write()
-	return w.left && err != nil, err
+	err := w.run()
+	if err != nil && w.hasFilled {
+		cleanUp := writer{Driver: d, name: name, change: (*tableWriter).removeLeftovers, broken: w.broken}
+		_ = cleanUp.run()
+	}
+	return err
 }
 
-func (w *writer) write() error {
+// run changes the tables. If another program commits meanwhile, it reads them again and continues, unless the
+// rules are no longer the observed ones, if any. A table that the kernel refuses to change counts as broken
+// then, as it may have a form that a dump does not show: it is replaced, for that family alone.
+func (w *writer) run() error {
 	const attempts = 10
 	now := w.before
-	for attempt := 1; ; attempt++ {
-		err := w.try(now)
+	for n := 1; ; n++ {
+		err := w.attempt(now)
 		if err == nil {
 			return nil
 		}
 		isStale := errors.Is(err, nfnetlink.ErrStale)
-		if isStale && attempt == attempts {
+		if isStale && n == attempts {
 			return fmt.Errorf("%w: %w", netfilter.ErrChanged, err)
 		}
 		if !isStale {
@@ -189,7 +190,7 @@ func (w *writer) write() error {
 			}
 			w.broken[refused] = true
 		}
-		now = nil
+		now = nil // to be read again
 	}
 }
 
@@ -211,14 +212,11 @@ func (w *writer) ownersError(err error) error {
 	if !isOfTable || !errors.Is(err, os.ErrPermission) {
 		return err
 	}
-	for _, f := range policy.Families() {
-		err = cmp.Or(w.checkOwner(netfilter.LinkOf(f), w.name), err)
-	}
-	return err
+	return cmp.Or(w.checkOwner(refused.Family, w.name), err)
 }
 
-// try reads the tables, unless they are given, and sends the changes.
-func (w *writer) try(now *state) (err error) {
+// attempt reads the tables, unless they are given, and sends the changes.
+func (w *writer) attempt(now *state) (err error) {
 	if now == nil {
 		now, err = w.readAgain()
 		if err != nil {
@@ -228,8 +226,9 @@ func (w *writer) try(now *state) (err error) {
 	for f, t := range now.tables {
 		t.broken = t.broken || t.exists && w.broken[netfilter.LinkOf(f)]
 	}
-	// To encode many prefixes takes longer than other programs may pause.
-	if w.encoded == nil || !w.encoded.sameTables(now) {
+	// The batches are kept for the next attempt: while thousands of prefixes are encoded, another program may
+	// commit again.
+	if w.encoded == nil || !w.encoded.needsSameChange(now) {
 		w.encode(now)
 	}
 	w.fill.Generation, w.rest.Generation = now.generation, now.generation
@@ -242,7 +241,7 @@ func (w *writer) try(now *state) (err error) {
 		}
 		// If rest is refused or late, the tables have the new sets by then. Some kernels (5.6 to 5.9) refuse
 		// ranges that a set has already.
-		w.left, w.encoded = true, nil
+		w.hasFilled, w.encoded = true, nil
 		if now.generation != 0 {
 			w.rest.Generation = max(now.generation+1, 1) // the kernel leaves 0 out
 		}
@@ -260,17 +259,21 @@ func (w *writer) readAgain() (*state, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w.before != nil && !w.before.sameRules(now) {
+	if w.before != nil && !w.before.sameReading(now) {
 		return nil, netfilter.ErrChanged
 	}
 	return now, nil
 }
 
-// sameTables reports whether a change of all tables is the same for another reading of them.
-func (s *state) sameTables(other *state) bool {
-	return maps.EqualFunc(s.tables, other.tables, func(a, b *table) bool {
-		return a.exists == b.exists && a.broken == b.broken && a.sameRules(b)
-	})
+// needsSameChange reports whether the change of all tables is the same for another reading of them.
+func (s *state) needsSameChange(other *state) bool {
+	for f, t := range s.tables {
+		o := other.tables[f]
+		if t.exists != o.exists || t.broken != o.broken || !t.sameReading(o) {
+			return false
+		}
+	}
+	return true
 }
 
 // encode encodes the changes of all tables in two batches: the first one creates and fills new sets, the
@@ -296,43 +299,47 @@ type tableWriter struct {
 	fill, rest *nfnetlink.Batch
 }
 
-// update writes the smallest change after which the table is as desired. nil is none.
+// update writes the smallest change after which the table is as desired. Nil means that there is to be no table.
 func (w *tableWriter) update(want *table) {
-	have, table := w.have, w.have.name
+	have, name := w.have, w.have.name
 	if want == nil {
 		if have.exists {
-			w.rest.DeleteTable(w.link, table)
+			w.rest.DeleteTable(w.link, name)
 		}
 		return
 	}
-	for name := range want.sets {
-		held, exists := have.sets[name]
-		isOfAnotherForm := exists && held == nil
-		if isOfAnotherForm { // two of one name cannot exist
-			have.broken = true
-		}
-	}
 	fill := w.fill
-	if have.broken {
+	if have.broken || have.hasOtherForm(want) {
 		// One batch, because no packet may find no table: without it every destination is exempt.
-		w.rest.DeleteTable(w.link, table)
-		have, fill = newTable(table), w.rest
+		w.rest.DeleteTable(w.link, name)
+		have, fill = newTable(name), w.rest
 	}
 	if !have.exists {
-		fill.AddTable(w.link, table)
+		fill.AddTable(w.link, name)
 	}
 	w.addObjects(want, have, fill)
-	for _, name := range sorted(want.chains, nil) {
-		c, held := want.chains[name], have.chains[name]
+	for _, chain := range namesIn(want.chains, nil) {
+		c, held := want.chains[chain], have.chains[chain]
 		if held == nil || c.differs(held) {
-			w.rewrite(table, name, c)
+			w.rewrite(name, chain, c)
 		}
 	}
 	w.deleteOthers(want, have)
 }
 
-// addObjects adds the sets and chains that are missing, in the order in which rules can use them, and changes
-// the elements of the sets.
+// hasOtherForm reports whether a desired set exists in another form: two sets of one name cannot exist.
+func (t *table) hasOtherForm(want *table) bool {
+	for name := range want.sets {
+		held, exists := t.sets[name]
+		if exists && held == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// addObjects adds the sets and chains that are missing, and changes the elements of the sets. Rules, which use
+// them, are written afterwards.
 func (w *tableWriter) addObjects(want, have *table, fill *nfnetlink.Batch) {
 	for _, name := range want.order {
 		c := want.chains[name]
@@ -385,41 +392,62 @@ func (w *tableWriter) updateSet(name string, want, have *table, fill *nfnetlink.
 	batch.AddElements(w.link, have.name, name, ranges.Minus(held))
 }
 
-// remove deletes masquerade chains and the unused sets that a writer left that was killed between its two
-// batches.
+// remove deletes masquerade chains, the jumps to them and the sets that no rule uses then. It deletes a table
+// without another masquerade chain.
 func (w *tableWriter) remove(masqChains []string) {
-	var gone []string // chains of the table
-	stay := maps.Clone(w.have.chains)
-	others := 0 // masquerade chains
+	var deleted []string // chains of the table
+	hasOthers := false
 	for name := range w.have.chains {
 		masqChain, isMasq := masqChainOf(name)
 		if !isMasq {
 			continue
 		}
-		if !slices.Contains(masqChains, masqChain) {
-			others++
-			continue
+		if slices.Contains(masqChains, masqChain) {
+			deleted = append(deleted, name)
+		} else {
+			hasOthers = true
 		}
-		gone = append(gone, name)
-		delete(stay, name)
 	}
-	if others == 0 && (len(gone) > 0 || w.have.isLeftover()) {
+	if len(deleted) == 0 {
+		w.removeLeftovers()
+		return
+	}
+	if !hasOthers {
 		w.rest.DeleteTable(w.link, tableName)
 		return
 	}
-	base := stay[baseChain]
-	if base != nil {
-		stay[baseChain] = w.deleteJumps(base, gone)
+	rest := maps.Clone(w.have.chains)
+	for _, name := range deleted {
+		delete(rest, name)
 	}
-	used := usedSets(stay)
+	base := rest[baseChain]
+	if base != nil {
+		rest[baseChain] = w.deleteJumps(base, deleted)
+	}
+	w.deleteChains(deleted)
+	w.deleteUnusedSets(rest)
+}
+
+// removeLeftovers deletes what a writer left that failed, or was killed, between its two batches: sets that no rule
+// uses, and the table if it has nothing else.
+func (w *tableWriter) removeLeftovers() {
+	if w.have.isLeftover() {
+		w.rest.DeleteTable(w.link, w.have.name)
+		return
+	}
+	w.deleteUnusedSets(w.have.chains)
+}
+
+// deleteUnusedSets deletes the owned sets that no rule of the chains uses.
+func (w *tableWriter) deleteUnusedSets(chains map[string]*chain) {
+	used := usedSets(chains)
 	var unused []string
 	for name := range w.have.sets {
-		if !used[name] && ownSet(name) {
+		if !used[name] && w.have.ownsSet(name) {
 			unused = append(unused, name)
 		}
 	}
-	w.deleteChains(gone)
-	w.deleteSets(tableName, unused)
+	w.deleteSets(w.have.name, unused)
 }
 
 // deleteJumps deletes the jumps of the base chain to chains, and returns the base chain without them.
@@ -441,12 +469,13 @@ func (t *table) isLeftover() bool {
 		return false
 	}
 	for name := range t.sets {
-		if !ownSet(name) {
+		if !t.ownsSet(name) {
 			return false
 		}
 	}
 	for name, c := range t.chains {
-		if name != baseChain || len(c.rules) > 0 {
+		isEmptyBase := name == baseChain && len(c.rules) == 0
+		if !isEmptyBase {
 			return false
 		}
 	}
@@ -471,8 +500,8 @@ func (w *tableWriter) deleteSets(table string, names []string) {
 	}
 }
 
-// sorted returns the names that one of the maps has.
-func sorted[T any](a, b map[string]T) []string {
+// namesIn returns the names in either map, in order.
+func namesIn[T any](a, b map[string]T) []string {
 	names := slices.AppendSeq(slices.Sorted(maps.Keys(a)), maps.Keys(b))
 	slices.Sort(names)
 	return slices.Compact(names)

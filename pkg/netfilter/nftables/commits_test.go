@@ -127,7 +127,7 @@ func TestReadBesideCommits(t *testing.T) {
 				t.Errorf("%d readings, want %d; generation %d", readings, tc.readings, s.generation)
 			}
 			now, err := b.driver.read(tableName)
-			if err != nil || !s.sameRules(now) {
+			if err != nil || !s.sameReading(now) {
 				t.Errorf("the rules are not those in the kernel: %v", err)
 			}
 		})
@@ -180,12 +180,12 @@ func TestSetsAreFilledOnce(t *testing.T) {
 			tables.rest.DeleteChain(tables.link, tableName, "none")
 		}
 	}
-	err := w.try(nil)
-	if err == nil || w.fill.Len() == 0 || !w.left {
+	err := w.attempt(nil)
+	if err == nil || w.fill.Len() == 0 || !w.hasFilled {
 		t.Fatalf("%v after %d messages that fill sets", err, w.fill.Len())
 	}
 	attempt = 2
-	assert.NoError(t, w.try(nil))
+	assert.NoError(t, w.attempt(nil))
 	assert.Equal(t, "messages that fill sets", w.fill.Len(), 0)
 	if d := n.compare(want); len(d) > 0 {
 		t.Errorf("differs:\n%s", d)

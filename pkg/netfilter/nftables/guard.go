@@ -29,8 +29,8 @@ func masqChainOfGuard(name string) string {
 	return ""
 }
 
-// masqChain returns the masquerade chain that a rule of a chain belongs to, or "".
-func (r rule) masqChain(of string) string { return masqChainOfGuard(cmp.Or(r.target(), of)) }
+// guards returns the masquerade chain that a rule of a chain of a guard table belongs to, or "".
+func (r rule) guards(chain string) string { return masqChainOfGuard(cmp.Or(r.target(), chain)) }
 
 // guardDiff collects how a table ip-masq-guard differs from the desired one. The tables are compared as
 // expressions and not decoded: their rules are fixed, and policy.Rule would need five more matches.
@@ -39,34 +39,41 @@ type guardDiff struct {
 	changes policy.Diff
 }
 
+func (d *guardDiff) missing(chain, text string) { d.add(policy.GuardChange, chain, false, text) }
+
+func (d *guardDiff) unexpected(chain, text string) { d.add(policy.GuardChange, chain, true, text) }
+
 func (d *guardDiff) add(kind policy.ChangeKind, chain string, unexpected bool, text string) {
 	d.changes = append(d.changes, policy.Change{
 		Kind: kind, Family: d.family, Chain: chain, Unexpected: unexpected, Text: policy.Printable(text),
 	})
 }
 
-// compare returns how the table differs from the desired one, of which nil is none.
+// compare returns how the table differs from the desired one. Nil means that no table is desired.
 func (t *table) compare(f policy.Family, want *table) policy.Diff {
-	want = cmp.Or(want, newTable(netfilter.GuardTable))
 	d := guardDiff{family: f}
-	if want.exists && !t.exists { // one change for each masquerade chain
-		for _, name := range sorted(want.sets, nil) {
-			if kind, chain, _ := strings.Cut(name, "-"); kind == podsSet {
-				d.add(policy.GuardChange, chain, false, "table "+netfilter.GuardTable)
+	if want != nil && !t.exists { // one change for each masquerade chain
+		for _, name := range namesIn(want.sets, nil) {
+			kind, chain, _ := strings.Cut(name, "-")
+			if kind == podsSet {
+				d.missing(chain, "table "+netfilter.GuardTable)
 			}
 		}
 		return d.changes
 	}
-	if t.exists && !want.exists {
-		d.add(policy.GuardChange, "", true, "table "+netfilter.GuardTable)
+	if want == nil {
+		want = newTable(netfilter.GuardTable)
+		if t.exists {
+			d.unexpected("", "table "+netfilter.GuardTable)
+		}
 	}
 	for _, text := range t.unrecognized {
-		d.add(policy.GuardChange, "", true, text)
+		d.unexpected("", text)
 	}
-	for _, name := range sorted(want.sets, t.sets) {
+	for _, name := range namesIn(want.sets, t.sets) {
 		d.compareSet(name, want, t)
 	}
-	for _, name := range sorted(want.chains, t.chains) {
+	for _, name := range namesIn(want.chains, t.chains) {
 		d.compareChain(name, want.chains[name], t.chains[name])
 	}
 	return d.changes
@@ -80,8 +87,12 @@ func (d *guardDiff) compareSet(name string, want, have *table) {
 	if isOfAnotherForm { // which the table reports
 		return
 	}
-	if !exists || !isWanted {
-		d.add(policy.GuardChange, masqChainOfGuard(name), exists, "set "+name)
+	if !exists {
+		d.missing(masqChainOfGuard(name), "set "+name)
+		return
+	}
+	if !isWanted {
+		d.unexpected(masqChainOfGuard(name), "set "+name)
 		return
 	}
 	d.addElements(name, wanted.Minus(held), false)
@@ -100,11 +111,11 @@ func (d *guardDiff) addElements(set string, elements policy.Ranges, unexpected b
 func (d *guardDiff) compareChain(name string, wanted, held *chain) {
 	of, where := masqChainOfGuard(name), "chain "+name
 	if wanted == nil {
-		d.add(policy.GuardChange, of, true, where)
+		d.unexpected(of, where)
 		return
 	}
 	if held == nil {
-		d.add(policy.GuardChange, of, false, where)
+		d.missing(of, where)
 		// The rules of a chain that is no base chain are not listed: they belong to this masquerade chain alone.
 		if wanted.base != nil {
 			d.compareRules(name, wanted.rules, nil)
@@ -112,7 +123,7 @@ func (d *guardDiff) compareChain(name string, wanted, held *chain) {
 		return
 	}
 	if held.owner().Differs(wanted.owner()) {
-		d.add(policy.GuardChange, of, true, where+" of "+held.owner().DataDir)
+		d.unexpected(of, where+" of "+held.owner().DataDir)
 	}
 	d.compareRules(name, wanted.rules, held.rules)
 }
@@ -122,20 +133,20 @@ func (d *guardDiff) compareRules(chain string, wanted, held []rule) {
 	where := "chain " + chain + ": "
 	surplus, areAllThere := slices.Clone(held), true
 	for _, r := range wanted {
-		at := slices.IndexFunc(surplus, r.same)
+		at := slices.IndexFunc(surplus, r.sameExprs)
 		if at < 0 {
-			d.add(policy.GuardChange, r.masqChain(chain), false, where+r.String())
+			d.missing(r.guards(chain), where+r.String())
 			areAllThere = false
 			continue
 		}
 		surplus = slices.Delete(surplus, at, at+1)
 	}
 	for _, r := range surplus {
-		d.add(policy.GuardChange, r.masqChain(chain), true, where+r.String())
+		d.unexpected(r.guards(chain), where+r.String())
 	}
-	isInOrder := slices.EqualFunc(wanted, held, rule.same)
+	isInOrder := slices.EqualFunc(wanted, held, rule.sameExprs)
 	if areAllThere && len(surplus) == 0 && !isInOrder {
-		d.add(policy.GuardChange, masqChainOfGuard(chain), true, where+"rules out of order")
+		d.unexpected(masqChainOfGuard(chain), where+"rules out of order")
 	}
 }
 
@@ -221,7 +232,7 @@ func (t *table) readJumps(g *policy.Guard) {
 	}
 	for _, base := range []string{guardChain, enforceChain} {
 		for _, r := range cmp.Or(t.chains[base], &chain{}).rules {
-			if r.masqChain(base) == g.Chain {
+			if r.guards(base) == g.Chain {
 				r.readJump(g)
 			}
 		}
@@ -245,14 +256,20 @@ func (r rule) readJump(g *policy.Guard) {
 
 // CompareGuards implements netfilter.GuardTables.
 func (*Driver) CompareGuards(desired []policy.Guard, observed netfilter.GuardObservation) (d policy.Diff) {
-	want, have := guardTablesOf(desired), guardTablesOf(observed.Guards)
-	if s, _ := observed.State.(*state); s != nil {
-		have = s.tables
-	}
+	want, have := guardTablesOf(desired), guardTablesRead(observed)
 	for _, f := range policy.Families() {
 		d = append(d, cmp.Or(have[f], newTable(netfilter.GuardTable)).compare(f, want[f])...)
 	}
 	return d
+}
+
+// guardTablesRead returns the tables of an observation. One without State stands for tables with its Guards.
+func guardTablesRead(observed netfilter.GuardObservation) map[policy.Family]*table {
+	s, _ := observed.State.(*state)
+	if s == nil {
+		return guardTablesOf(observed.Guards)
+	}
+	return s.tables
 }
 
 // ApplyGuards implements netfilter.GuardTables.
@@ -279,7 +296,7 @@ func (d *Driver) writeGuards(desired []policy.Guard, from netfilter.GuardObserva
 	change := func(w *tableWriter) { w.update(want[w.family]) }
 	// New sets that a failed second batch left need no removal here: to the next reading the table differs from
 	// any desired one that does not use them, and is written.
-	_, err := d.write(from.State, netfilter.GuardTable, dryRun, change)
+	err := d.write(from.State, netfilter.GuardTable, dryRun, change)
 	const options = "CONFIG_NFT_FIB_IPV4, CONFIG_NFT_FIB_IPV6, CONFIG_NFT_NAT and CONFIG_NFT_CT for the guard"
 	return lacking(err, options, "nft_fib_ipv4 nft_fib_ipv6 nft_chain_nat nft_ct nft_nat", "")
 }
@@ -351,11 +368,12 @@ func (t *table) addCounting(g policy.Guard) {
 			t.add(target, "", isICMPv6(typ), returns())
 		}
 	}
-	t.add(target, "", addressType("saddr", "local"), returns())
+	t.add(target, "", addressType("saddr", false, unix.RTN_LOCAL), returns())
 	// Not `!= unicast`: table ip6 looks up the route of a packet without interface and mark, so a destination
 	// that only a policy route reaches has the type unreachable.
-	for _, typ := range []string{"local", "broadcast", "multicast", "anycast"} {
-		t.add(target, "", addressType("daddr", typ), returns())
+	exceptions := []uint32{unix.RTN_LOCAL, unix.RTN_BROADCAST, unix.RTN_MULTICAST, unix.RTN_ANYCAST}
+	for _, typ := range exceptions {
+		t.add(target, "", addressType("daddr", false, typ), returns())
 	}
 	var drop nftStatement
 	if g.Mode == policy.GuardDrop {

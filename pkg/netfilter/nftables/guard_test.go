@@ -320,3 +320,19 @@ func TestGuardGolden(t *testing.T) {
 		t.Errorf("the table of IPv6 is to go, and there is:\n%s", text)
 	}
 }
+
+// TestFailedGuardsLeaveNothing: sets whose rules the kernel refuses would keep a table in the kernel, in which a
+// reader takes the guards for what this kernel can have.
+func TestFailedGuardsLeaveNothing(t *testing.T) {
+	n := newNode(t)
+	tooLong := func(g *policy.Guard) { g.Owner = policy.OwnedBy("/" + strings.Repeat("x", 300)) }
+	err := n.driver.ApplyGuards(t.Context(), guardsOf("A", tooLong), n.observeGuards())
+	assert.ErrorContains(t, err, "too long for a rule")
+	assert.Equal(t, "tables", n.listGuards(), "")
+
+	n.applyGuards(guardsOf("A"))
+	before := n.listGuards()
+	err = n.driver.ApplyGuards(t.Context(), guardsOf("B", tooLong), n.observeGuards())
+	assert.ErrorContains(t, err, "too long for a rule")
+	assert.Equal(t, "tables", n.listGuards(), before)
+}

@@ -4,7 +4,6 @@ package nftables
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,31 +29,40 @@ const (
 // masqChainOf returns the name of the masquerade chain that a chain of the table is.
 func masqChainOf(name string) (string, bool) { return strings.CutPrefix(name, chainPrefix) }
 
-// ownSet reports whether a set has a name as nameSet returns.
-func ownSet(name string) bool {
+// ownsSet reports whether a set of the table has a name that ip-masq gives.
+func (t *table) ownsSet(name string) bool {
+	if t.name == netfilter.GuardTable {
+		return name == selfSet || masqChainOfGuard(name) != ""
+	}
 	kind, _, _ := strings.Cut(name, "-")
 	return kind == exemptSet || kind == sourceSet || kind == scopeSet
 }
 
 // masqTable returns the table with these chains that the existing one is to become, or nil for none. The
 // kernel changes the elements of one set in use at once, but not those of two sets, nor those of a set and a
-// rule. So if anything but one set differs, a set with other elements has another name.
+// rule. So at first the sets in use keep their names. If then at most one of them differs, its elements are
+// changed in place. Else the table is built again, and each set with other elements gets another name.
 func masqTable(f policy.Family, chains []policy.Chain, have *table) *table {
 	if have.broken {
 		have = newTable(tableName)
 	}
 	t := buildMasqTable(f, chains, have, usedSets(have.chains))
-	if t == nil || t.differsInOneSet(have) {
+	if t == nil || t.differsAtMostInOneSet(have) {
 		return t
 	}
 	return buildMasqTable(f, chains, have, nil)
 }
 
-// differsInOneSet reports whether another table has the same chains, and the sets that they use but for one.
-func (t *table) differsInOneSet(have *table) bool {
-	isSame := func(c, held *chain) bool { return !c.differs(held) }
-	if !maps.EqualFunc(t.chains, have.chains, isSame) {
+// differsAtMostInOneSet reports whether another table has the same chains, and the same sets but for one.
+func (t *table) differsAtMostInOneSet(have *table) bool {
+	if len(t.chains) != len(have.chains) {
 		return false
+	}
+	for name, c := range t.chains {
+		held := have.chains[name]
+		if held == nil || c.differs(held) {
+			return false
+		}
 	}
 	different := 0
 	for name, ranges := range t.sets {
@@ -66,12 +74,12 @@ func (t *table) differsInOneSet(have *table) bool {
 }
 
 // buildMasqTable returns a table with these chains, or nil for none. Its sets have the names of existing ones
-// with the same elements, or of those that are to change, or new ones.
-func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change map[string]bool) *table {
+// with the same elements, or of those whose elements may change, or new ones.
+func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, mayChange map[string]bool) *table {
 	if len(chains) == 0 {
 		return nil
 	}
-	b := builder{table: newTable(tableName), have: have, change: change}
+	b := builder{table: newTable(tableName), have: have, mayChange: mayChange}
 	b.addChain(baseChain)
 	for _, c := range chains {
 		b.addChain(chainPrefix + c.Name)
@@ -97,8 +105,8 @@ func buildMasqTable(f policy.Family, chains []policy.Chain, have *table, change 
 // builder builds a table that the existing one is to become.
 type builder struct {
 	*table
-	have   *table
-	change map[string]bool // sets that are to change
+	have      *table
+	mayChange map[string]bool // existing sets that may get other elements
 }
 
 // setOf adds the set of a rule's addresses and returns its name, "" if the rule has none. A rule of an owned
@@ -116,27 +124,30 @@ func (b *builder) setOf(r policy.Rule, masqChain, sources string) string {
 	return name
 }
 
-// nameSet returns the name of a set of this table, else of the existing one, with these ranges, else the
-// first free one: a set and the one that replaces it both exist for a moment. The sets that are to change
-// have any ranges.
-func (b *builder) nameSet(kind, masqChain string, ranges policy.Ranges) (free string) {
-	for number := len(b.have.sets) + len(b.sets) + 1; number > 0; number-- {
+// nameSet returns the name of a set of this table with these ranges, else of an existing one that has them or may
+// get them, else the first free name: a set and the one that replaces it both exist for a moment.
+func (b *builder) nameSet(kind, masqChain string, ranges policy.Ranges) string {
+	free := ""
+	for number := len(b.have.sets) + len(b.sets) + 1; number > 0; number-- { // so the last free one is the first
 		name := kind + "-" + masqChain
 		if number > 1 {
 			name += "." + strconv.Itoa(number)
 		}
-		held, exists := b.sets[name]
-		if !exists {
-			held, exists = b.have.sets[name]
-			if b.change[name] && held != nil {
-				held = ranges
+		own, isOfThisTable := b.sets[name]
+		if isOfThisTable {
+			if own.Equal(ranges) {
+				return name
 			}
+			continue
 		}
+		held, exists := b.have.sets[name]
 		if !exists {
 			free = name
 			continue
 		}
-		if held.Equal(ranges) {
+		isOfAnotherForm := held == nil
+		mayChange := b.mayChange[name] && !isOfAnotherForm
+		if mayChange || held.Equal(ranges) {
 			return name
 		}
 	}
@@ -151,7 +162,7 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 		masqChain, isMasq := masqChainOf(name)
 		switch {
 		case isMasq:
-			c := t.masqChain(f, name)
+			c := t.readMasqChain(f, name)
 			c.Name, c.Jumps = masqChain, jumps[masqChain]
 			rs.Chains = append(rs.Chains, c)
 		case name != baseChain:
@@ -159,13 +170,13 @@ func (t *table) ruleset(f policy.Family) (rs policy.Ruleset) {
 		}
 	}
 	used := usedSets(t.chains)
-	for _, name := range sorted(t.sets, nil) {
+	for _, name := range namesIn(t.sets, nil) {
 		isReported := t.sets[name] == nil
 		if used[name] || isReported {
 			continue
 		}
 		text := "set " + policy.Quote(name)
-		if ownSet(name) {
+		if t.ownsSet(name) {
 			text += " of ip-masq, which no rule uses"
 		}
 		unrecognized = append(unrecognized, text)
@@ -195,8 +206,8 @@ func (t *table) jumps(f policy.Family) (to map[string][]policy.Rule, others []st
 	return to, others
 }
 
-// masqChain returns a masquerade chain of the table, without its name and the jumps to it.
-func (t *table) masqChain(f policy.Family, name string) policy.Chain {
+// readMasqChain returns a masquerade chain of the table, without its name and the jumps to it.
+func (t *table) readMasqChain(f policy.Family, name string) policy.Chain {
 	c := policy.Chain{Family: f, Rules: []policy.Rule{}, Owner: t.chains[name].owner()}
 	for _, raw := range t.chains[name].rules {
 		r := decode(f, raw, t.sets)

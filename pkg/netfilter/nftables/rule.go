@@ -5,6 +5,7 @@ package nftables
 import (
 	"encoding/binary"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +23,8 @@ type nftStatement struct {
 
 func statement(nft string, exprs ...nfnetlink.Expr) nftStatement { return nftStatement{nft, exprs} }
 
-// statements writes a rule. The named set has its addresses, if it matches any; a jump leads to target.
+// statements writes a rule. The named set has its addresses, if it matches any: sources or destinations, never
+// both (setOf). A jump leads to target.
 func statements(f policy.Family, r policy.Rule, set, target string) (out []nftStatement) {
 	link := netfilter.LinkOf(f)
 	if r.From != nil {
@@ -50,10 +52,10 @@ func matchStatements(m policy.Match) (out []nftStatement) {
 		out = append(out, outputInterface(m.Out))
 	}
 	if m.NotFromLocal {
-		out = append(out, addressType("saddr", "!= local"))
+		out = append(out, addressType("saddr", true, unix.RTN_LOCAL))
 	}
 	if m.NotToLocal {
-		out = append(out, addressType("daddr", "!= local"))
+		out = append(out, addressType("daddr", true, unix.RTN_LOCAL))
 	}
 	if m.Protocol != "" {
 		out = append(out, transportProtocol(m.Protocol))
@@ -126,31 +128,34 @@ func inSet(f nfnetlink.Family, field, set string, not bool) nftStatement {
 		nfnetlink.Lookup{Set: set, Sreg: nfnetlink.Reg1, Not: not})
 }
 
-// addressType is the match `fib daddr type != local`, with the part after type as its condition.
-func addressType(field, condition string) nftStatement {
+// addressType is the match `fib daddr type local` or, negated, `fib daddr type != local`. The type is RTN_*.
+func addressType(field string, isNegated bool, typ uint32) nftStatement {
 	flag := uint32(unix.NFTA_FIB_F_DADDR)
 	if field == "saddr" {
 		flag = unix.NFTA_FIB_F_SADDR
 	}
-	op := nfnetlink.Equal
-	name, isNegated := strings.CutPrefix(condition, "!= ")
+	op, operator := nfnetlink.Equal, ""
 	if isNegated {
-		op = nfnetlink.NotEqual
+		op, operator = nfnetlink.NotEqual, "!= "
 	}
-	var typ uint32
-	switch name {
-	case "local":
-		typ = unix.RTN_LOCAL
-	case "broadcast":
-		typ = unix.RTN_BROADCAST
-	case "multicast":
-		typ = unix.RTN_MULTICAST
-	case "anycast":
-		typ = unix.RTN_ANYCAST
-	}
-	return statement("fib "+field+" type "+condition,
+	return statement("fib "+field+" type "+operator+addressTypeName(typ),
 		nfnetlink.FIB{Flags: flag, Result: unix.NFT_FIB_RESULT_ADDRTYPE, Dreg: nfnetlink.Reg1},
 		compare(op, binary.NativeEndian.AppendUint32(nil, typ)...))
+}
+
+// addressTypeName returns the name that nft has for a type of addresses.
+func addressTypeName(typ uint32) string {
+	switch typ {
+	case unix.RTN_LOCAL:
+		return "local"
+	case unix.RTN_BROADCAST:
+		return "broadcast"
+	case unix.RTN_MULTICAST:
+		return "multicast"
+	case unix.RTN_ANYCAST:
+		return "anycast"
+	}
+	return strconv.FormatUint(uint64(typ), 10)
 }
 
 func jump(target string) nftStatement {
@@ -235,17 +240,17 @@ func Render(rs policy.Ruleset, families []policy.Family) []byte {
 		})
 }
 
-// renderTables writes the tables of a name. A family without one loses it.
+// renderTables writes the tables of a name behind a text. A family without one loses it.
 func renderTables(
 	text, name string, families []policy.Family, tableOf func(policy.Family) *table,
 ) []byte {
 	for _, f := range families {
-		name := netfilter.LinkOf(f).String() + " " + name
+		qualified := netfilter.LinkOf(f).String() + " " + name
 		// One that does not exist cannot be deleted.
-		text += fmt.Sprintf("\nadd table %s\ndelete table %s\n", name, name)
+		text += fmt.Sprintf("\nadd table %s\ndelete table %s\n", qualified, qualified)
 		t := tableOf(f)
 		if t != nil {
-			text += fmt.Sprintf("table %s {\n%s}\n", name, t.render(f))
+			text += fmt.Sprintf("table %s {\n%s}\n", qualified, t.render(f))
 		}
 	}
 	return []byte(text)

@@ -23,7 +23,7 @@ import (
 // table is an owned table of a family, ip-masq or ip-masq-guard, as it is to be or as it was read.
 type table struct {
 	name   string
-	exists bool
+	exists bool // in the kernel; also of a desired guard table, which is compared with one that was read
 	broken bool // has something that can only be removed with the table
 	// By name, without anonymous ones. The ranges are nil for a set of another form than an owned one.
 	sets         map[string]policy.Ranges
@@ -159,8 +159,8 @@ func usedSets(chains map[string]*chain) map[string]bool {
 	return used
 }
 
-// same compares rules without their comments.
-func (r rule) same(s rule) bool { return reflect.DeepEqual(r.exprs, s.exprs) }
+// sameExprs compares rules without their comments and handles.
+func (r rule) sameExprs(s rule) bool { return reflect.DeepEqual(r.exprs, s.exprs) }
 
 // owner returns the owner that a rule of the chain names.
 func (c *chain) owner() (o policy.Owner) {
@@ -174,11 +174,11 @@ func (c *chain) owner() (o policy.Owner) {
 
 // differs reports whether a chain has other rules, or those of another owner.
 func (c *chain) differs(have *chain) bool {
-	return have.owner().Differs(c.owner()) || !slices.EqualFunc(c.rules, have.rules, rule.same)
+	return have.owner().Differs(c.owner()) || !slices.EqualFunc(c.rules, have.rules, rule.sameExprs)
 }
 
-// sameRules reports whether the table as it was read later has the same rules and sets. It may have new sets.
-func (t *table) sameRules(later *table) bool {
+// sameReading reports whether the table as it was read later has the same rules and sets. It may have new sets.
+func (t *table) sameReading(later *table) bool {
 	for name, held := range t.sets {
 		now, exists := later.sets[name]
 		if !exists || !held.Equal(now) {
@@ -188,16 +188,16 @@ func (t *table) sameRules(later *table) bool {
 	if !slices.Equal(t.unrecognized, later.unrecognized) {
 		return false
 	}
-	return maps.EqualFunc(t.chains, later.chains, (*chain).unchanged)
+	return maps.EqualFunc(t.chains, later.chains, (*chain).sameReading)
 }
 
-// unchanged reports whether a chain as it was read later is the same.
-func (c *chain) unchanged(later *chain) bool {
-	return reflect.DeepEqual(c.base, later.base) && slices.EqualFunc(c.rules, later.rules, rule.unchanged)
+// sameReading reports whether a chain as it was read later is the same, handles included.
+func (c *chain) sameReading(later *chain) bool {
+	return reflect.DeepEqual(c.base, later.base) && slices.EqualFunc(c.rules, later.rules, rule.sameReading)
 }
 
-func (r rule) unchanged(later rule) bool {
-	return r.same(later) && r.comment == later.comment && r.handle == later.handle
+func (r rule) sameReading(later rule) bool {
+	return r.sameExprs(later) && r.comment == later.comment && r.handle == later.handle
 }
 
 // anonymous reports whether a set belongs to a rule and is deleted with it. The table's number of objects is
@@ -206,9 +206,9 @@ func anonymous(set string) bool { return strings.HasPrefix(set, "__") }
 
 type tableReader struct {
 	*table
-	link nfnetlink.Family
-	conn *nfnetlink.Conn
-	read uint32 // number of the table's objects that were read
+	link        nfnetlink.Family
+	conn        *nfnetlink.Conn
+	objectsRead uint32 // of those that the kernel counts in the table
 }
 
 // readTable reads an owned table: the rules in one dump, and each set that they use in another. The other
@@ -236,7 +236,7 @@ func readTable(conn *nfnetlink.Conn, f policy.Family, name string) (*table, erro
 			return r.table, err
 		}
 	}
-	if r.read == inKernel.Use {
+	if r.objectsRead == inKernel.Use {
 		return r.table, nil
 	}
 	return r.table, r.readRest(inKernel.Use)
@@ -249,7 +249,7 @@ func (r *tableReader) report(format string, args ...any) {
 // readChain notes a chain and compares its hook with that which it should have, as the kernel cannot change
 // it.
 func (r *tableReader) readChain(c nfnetlink.Chain) *chain {
-	r.read++
+	r.objectsRead++
 	want, isBase := hookOf(c.Name)
 	isRight := c.Base != nil && *c.Base == want
 	if isBase && !isRight {
@@ -318,7 +318,7 @@ func (r *tableReader) readSet(name string) error {
 	if err != nil && !errors.Is(err, nfnetlink.ErrNotAddresses) {
 		return err
 	}
-	r.read++
+	r.objectsRead++
 	switch {
 	case s != form:
 		r.report("set %s does not have the type, flags, size and timeout of owned sets", policy.Quote(name))
@@ -354,7 +354,7 @@ func (r *tableReader) readRest(objects uint32) error {
 			return err
 		}
 	}
-	if r.read != objects {
+	if r.objectsRead != objects {
 		r.broken = true
 		r.report("an object that is neither a chain nor a set")
 	}
