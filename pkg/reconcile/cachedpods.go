@@ -13,6 +13,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/podinfo"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -279,7 +280,7 @@ func (n *Node) decide(file string, written time.Time, src *Sources) cacheDecisio
 			without.Detail = unreadable.Err.Error()
 		}
 	case src.PluginFile.Present && !x.SameConfig(list.Doc, config.PluginType):
-		without.Reason = "the runtime's configuration is not that of the conflist without the plugin entry"
+		without.Reason = "the runtime's configuration is not that of the conflist, with or without the plugin entry"
 	default:
 		return cacheDecision{record: true, pod: x}
 	}
@@ -344,9 +345,14 @@ func DescribeUnrecorded(pods []UnrecordedPod) (lines []string) {
 	}
 	for _, reason := range slices.Sorted(maps.Keys(count)) {
 		p := first[reason]
-		line := fmt.Sprintf("%d of the runtime's cache: %s (such as %s", count[reason], reason, p.File)
+		pods := "pods"
+		if count[reason] == 1 {
+			pods = "pod"
+		}
+		line := fmt.Sprintf("%d %s of the runtime's cache: %s (such as %s",
+			count[reason], pods, reason, policy.Printable(p.File))
 		if p.Detail != "" {
-			line += ": " + p.Detail
+			line += ": " + policy.Printable(p.Detail)
 		}
 		lines = append(lines, line+")")
 	}

@@ -286,7 +286,7 @@ func TestUnreadableCache(t *testing.T) {
 
 	c.add("podnet", "b", "prod", "10.1.0.6", "{}")
 	must(t, os.Chmod(c.path("podnet", "b"), 0o664))
-	unrecorded("a new file that others may write", "1 of the runtime's cache: "+byMode+" (such as podnet-b-eth0)")
+	unrecorded("a new file that others may write", "1 pod of the runtime's cache: "+byMode+" (such as podnet-b-eth0)")
 	must(t, os.Chmod(c.path("podnet", "b"), 0o600))
 	c.holds("it can be read", "10.1.0.5", "10.1.0.6")
 	unrecorded("it can be read")
@@ -300,9 +300,9 @@ func TestUnreadableCache(t *testing.T) {
 	c.add("othernet", "g", "prod", "10.1.0.9", "{}")
 	c.netNS = netNS
 	unrecorded("namespaces that cannot be read",
-		"1 of the runtime's cache: the directory of its network namespace, \""+filepath.Dir(netNS)+"/missing\", does not exist here; "+
+		"1 pod of the runtime's cache: the directory of its network namespace, \""+filepath.Dir(netNS)+"/missing\", does not exist here; "+
 			"in a container, mount it (such as podnet-f-eth0)",
-		"2 of the runtime's cache: the runtime names its network namespace by a process (/proc/PID/ns/net), and another process may "+
+		"2 pods of the runtime's cache: the runtime names its network namespace by a process (/proc/PID/ns/net), and another process may "+
 			"have that number now (such as podnet-d-eth0)")
 
 	// Pods that had an ADD have a record. After its DEL the runtime removes the file.
