@@ -48,7 +48,7 @@ type Files struct {
 // source. An error is about the directory, or a config.DocumentError with every mistake in the files.
 func Read(dir string, d config.Dialect, own config.AgentPolicy) (Files, error) {
 	a := Files{Dir: dir, Source: policy.Source{ID: policy.SourceID{Kind: policy.AgentFiles}}}
-	docs := []*document{{Document: config.Document{File: config.OwnPolicy}, AgentPolicy: own}}
+	docs := []*document{{doc: config.Document{File: config.OwnPolicy}, stated: own}}
 	if dir != "" {
 		files, others, err := readDir(dir)
 		switch {
@@ -90,24 +90,27 @@ func shortestInterval(docs []*document) (shortest time.Duration) {
 	return shortest
 }
 
-// merge makes one source of the documents, or returns all mistakes, or else the conflicts between them.
+// merge makes one source of the documents. Otherwise it returns all mistakes in them or, without any, the
+// conflicts between them.
 func merge(docs []*document) (s policy.Source, mistakes []error) {
 	s.ID = policy.SourceID{Kind: policy.AgentFiles}
 	ipv6 := mayEnableIPv6(docs)
 	for _, d := range docs {
-		d.Validate(&d.Document, ipv6)
-		mistakes = append(mistakes, d.Mistakes...)
+		d.stated.Validate(&d.doc, ipv6)
+		mistakes = append(mistakes, d.doc.Mistakes...)
 	}
 	if len(mistakes) > 0 {
 		return s, mistakes
 	}
 	s.Policy.Chain, mistakes = chainOf(docs)
+	nothing := policy.SourcePolicy{Chain: s.Policy.Chain}
 	byFile := map[string]*document{}
 	for _, d := range docs {
-		byFile[d.File] = d
-		d.Policy.Chain = s.Policy.Chain
-		if !d.Policy.Equal(s.Policy) { // it states something
-			s.Files = append(s.Files, policy.FilePolicy{File: d.File, Policy: d.Policy})
+		byFile[d.doc.File] = d
+		stated := d.stated.Policy
+		stated.Chain = s.Policy.Chain
+		if !stated.Equal(nothing) {
+			s.Files = append(s.Files, policy.FilePolicy{File: d.doc.File, Policy: stated})
 		}
 	}
 	merged := policy.Merge([]policy.Source{s})[0]
@@ -123,8 +126,9 @@ func merge(docs []*document) (s policy.Source, mistakes []error) {
 // mayEnableIPv6 reports whether a document enables IPv6, or may, as another mistake hides it.
 func mayEnableIPv6(docs []*document) bool {
 	for _, d := range docs {
-		isEnabled := d.Policy.EnableIPv6 != nil && *d.Policy.EnableIPv6
-		if d.unread || d.Flawed["enableIPv6"] || isEnabled {
+		stated := d.stated.Policy.EnableIPv6
+		isEnabled := stated != nil && *stated
+		if d.unread || d.doc.Flawed["enableIPv6"] || isEnabled {
 			return true
 		}
 	}
@@ -135,12 +139,15 @@ func mayEnableIPv6(docs []*document) bool {
 func chainOf(docs []*document) (chain string, mistakes []error) {
 	var named *document // the first one that names the chain
 	for _, d := range docs {
-		switch {
-		case d.Policy.Chain == "":
-		case named == nil:
-			named, chain = d, d.Policy.Chain
-		case d.Policy.Chain != chain:
-			problem := d.Policy.Chain + " conflicts with " + chain
+		stated := d.stated.Policy.Chain
+		if stated == "" {
+			continue
+		}
+		if named == nil {
+			named, chain = d, stated
+		}
+		if stated != chain {
+			problem := stated + " conflicts with " + chain
 			mistakes = append(mistakes, d.conflict("masqChain", -1, problem, named))
 		}
 	}
@@ -152,9 +159,10 @@ func conflictOf(c *policy.ConflictError, byFile map[string]*document) error {
 	key, d, other := c.Superseded.Key, byFile[c.Superseded.File], byFile[c.InForce.File]
 	with := c.InForceValue
 	if c.InForce.Key != key {
-		with = fmt.Sprintf("%s[%d]", c.InForce.Key, other.Index(c.InForce.Key, c.InForce.Index))
+		with = fmt.Sprintf("%s[%d]", c.InForce.Key, other.doc.Index(c.InForce.Key, c.InForce.Index))
 	}
-	return d.conflict(key, d.Index(key, c.Superseded.Index), c.SupersededValue+" conflicts with "+with, other)
+	index := d.doc.Index(key, c.Superseded.Index)
+	return d.conflict(key, index, c.SupersededValue+" conflicts with "+with, other)
 }
 
 func (d *document) conflict(key string, index int, problem string, other *document) error {
@@ -162,8 +170,8 @@ func (d *document) conflict(key string, index int, problem string, other *docume
 	if index >= 0 {
 		remedy = "remove one of the two"
 	}
-	problem = fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.File), remedy)
-	return d.Locate(d.Lines[key], &policy.FieldError{Key: key, Index: index, Problem: problem})
+	problem = fmt.Sprintf("%s in %s; %s", problem, policy.Printable(other.doc.File), remedy)
+	return d.doc.Locate(d.doc.Lines[key], &policy.FieldError{Key: key, Index: index, Problem: problem})
 }
 
 const (
@@ -239,28 +247,29 @@ func readDirOnce(dir string) (files []file, others bool, err error) {
 
 // document is an agent file, or the policy in the reconciler's own settings.
 type document struct {
-	config.Document
-	config.AgentPolicy
+	doc      config.Document
+	stated   config.AgentPolicy
 	resync   time.Duration // 0 if it has none
 	unread   bool          // its policy is unknown
 	unknown  []string      // about keys that are not known
 	warnings []string
 }
 
-// parse parses the file. Its mistakes are those that show before it is validated.
+// parse parses the file. Its mistakes are those of reading it; merge validates it.
 func (f file) parse(dialect config.Dialect) *document {
-	d := &document{Document: config.Document{File: f.path}}
+	d := &document{doc: config.Document{File: f.path}}
 	members, err := membersOf(f.path, f.text)
 	err = cmp.Or(f.err, err)
 	if err != nil {
-		d.unread, d.Mistakes = true, []error{err}
+		d.unread, d.doc.Mistakes = true, []error{err}
 		return d
 	}
-	keys := append(d.Keys(), config.Key{Name: "resyncInterval", Value: config.Interval(&d.resync)})
-	d.Read(d.known(members, keys), keys)
-	statesNone := d.Policy.NonMasqueradeCIDRs == nil && !d.Flawed["nonMasqueradeCIDRs"]
+	keys := append(d.stated.Keys(), config.Key{Name: "resyncInterval", Value: config.Interval(&d.resync)})
+	known := d.known(members, keys) // first, as it excludes keys whose value is null
+	d.doc.Read(known, keys)
+	statesNone := d.stated.Policy.NonMasqueradeCIDRs == nil && !d.doc.Flawed["nonMasqueradeCIDRs"]
 	if dialect == config.DialectV2 && statesNone {
-		d.Policy.NonMasqueradeCIDRs = []netip.Prefix{}
+		d.stated.Policy.NonMasqueradeCIDRs = []netip.Prefix{}
 	}
 	return d
 }
@@ -272,7 +281,7 @@ func (d *document) known(members []config.Member, keys []config.Key) (known []co
 	for _, m := range members {
 		key := keyNamed(keys, m.Key)
 		if key != nil {
-			known = append(known, d.withoutNull(m, key))
+			known = append(known, withGuardOff(d.withoutNull(m, key)))
 			continue
 		}
 		unknown++
@@ -285,7 +294,7 @@ func (d *document) known(members []config.Member, keys []config.Key) (known []co
 	}
 	if more := unknown - config.MaxShown; more > 0 {
 		err := fmt.Errorf("%d more unknown keys are ignored; remove them", more)
-		d.unknown = append(d.unknown, d.Locate(0, err).Error())
+		d.unknown = append(d.unknown, d.doc.Locate(0, err).Error())
 	}
 	return known
 }
@@ -300,21 +309,30 @@ func keyNamed(keys []config.Key, name string) *config.Key {
 	return nil
 }
 
-// withoutNull returns a member with the name of its key, and a value that is not null. With a warning, null
-// is an empty list, or makes that the key of another type is not read.
+// withoutNull returns a member with the name of its key. With a warning, null becomes an empty list; a key
+// of another type is not read, as it gets the empty Value. Its member stays: a second one of that name is a
+// repeated key.
 func (d *document) withoutNull(m config.Member, key *config.Key) config.Member {
 	m.Key = key.Name
 	isNull := m.Err == nil && config.KindOf(m.Value) == config.Null
-	switch {
-	case isNull && key.Kind == config.List:
+	if !isNull {
+		return m
+	}
+	if key.Kind == config.List {
 		const problem = "null is taken for an empty list; write [] for none, or leave the key out"
 		d.warnings = append(d.warnings, d.about(m, problem))
 		m.Value = json.RawMessage("[]")
-	case isNull:
-		const problem = "null is taken as not stated; write a value, or leave the key out"
-		d.warnings = append(d.warnings, d.about(m, problem))
-		key.Value = config.Value{}
-	case m.Key == "guard" && string(m.Value) == "false": // what YAML makes of off
+		return m
+	}
+	const problem = "null is taken as not stated; write a value, or leave the key out"
+	d.warnings = append(d.warnings, d.about(m, problem))
+	key.Value = config.Value{}
+	return m
+}
+
+// withGuardOff returns a member with the word off as the value of guard, of which YAML makes false.
+func withGuardOff(m config.Member) config.Member {
+	if m.Key == "guard" && string(m.Value) == "false" {
 		m.Value = json.RawMessage(`"off"`)
 	}
 	return m
@@ -322,20 +340,20 @@ func (d *document) withoutNull(m config.Member, key *config.Key) config.Member {
 
 // about returns a message about a member.
 func (d *document) about(m config.Member, problem string) string {
-	return d.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}).Error()
+	return d.doc.Locate(m.Line, &policy.FieldError{Key: m.Key, Index: -1, Problem: problem}).Error()
 }
 
 // membersOf returns the keys of a YAML or JSON text, repeated ones included. The values are those of
 // sigs.k8s.io/yaml, which the agents use; only the node tree of the other library shows repeated keys,
 // aliases and lines.
 func membersOf(file string, text []byte) (members []config.Member, err error) {
-	keys, line, err := keysOf(file, text)
+	keys, line, yamlErr := keysOf(file, text)
 	isJSON := bytes.HasPrefix(bytes.TrimSpace(text), []byte("{")) && json.Valid(text)
-	if isJSON { // which allows white space and escapes that YAML does not
+	if isJSON { // which allows white space and escapes that YAML does not; the keys are for their lines
 		return jsonMembers(file, text, keys)
 	}
-	if err != nil {
-		return nil, err
+	if yamlErr != nil {
+		return nil, yamlErr
 	}
 	asJSON, err := yaml.YAMLToJSON(text)
 	if err != nil {

@@ -260,6 +260,14 @@ func TestUnknownKeysOfAgentFiles(t *testing.T) {
 		"masqRandomFully: true":               "1: masqRandomFully: is not a known key and is ignored; did you mean randomFully?",
 		"apiVersion: v1\nkind: ConfigMap\nmetadata: {name: ip-masq-agent}\ndata:\n  config: |\n    masqLinkLocal: true\n": "1: apiVersion: is not a known key and is ignored; " +
 			"this is a whole ConfigMap; write only the text of the file in it, without data and the name of the file",
+		"data:\n  config: |\n    nonMasqueradeCIDRs: [10.0.0.0/8]\n": "1: data: is not a known key and is ignored; this is a whole ConfigMap; " +
+			"write only the text of the file in it, without data and the name of the file",
+		"data:\n  config:\n    nonMasqueradeCIDRs: [10.0.0.0/8]\n": "1: data: is not a known key and is ignored; this is a whole ConfigMap; " +
+			"write only the text of the file in it, without data and the name of the file",
+		"ip-masq-agent: |\n  nonMasqueradeCIDRs:\n  - 10.0.0.0/8\n  resyncInterval: 60s\n": "1: ip-masq-agent: is not a known key and is ignored; " +
+			"write the keys inside it one level up, without ip-masq-agent",
+		"apiVersion: v1\nkind: List\nitems:\n- kind: ConfigMap\n  data:\n    config: |\n      masqLinkLocal: true\n": "1: apiVersion: is not a known key and is ignored; " +
+			"this is a list of objects; write only the text of the file in its ConfigMap, without data and the name of the file",
 		"config:\n  masqLinkLocal: true\n":   "1: config: is not a known key and is ignored; write the keys inside it one level up, without config",
 		"config: |\n  masqlinklocal: true\n": "1: config: is not a known key and is ignored; write the keys inside it one level up, without config",
 	} {
