@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
@@ -256,5 +257,50 @@ func TestUnreadableDocumentAndOwnTables(t *testing.T) {
 		if writes == 0 {
 			f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) { c.Jumps = nil })
 		}
+	}
+}
+
+// TestRepairBesideAChainThatFailed: a chain that fails before its first write, as the addresses of the node cannot be read, keeps
+// no other chain from being repaired, in the tables of nftables neither, nor by the right to write its own families.
+func TestRepairBesideAChainThatFailed(t *testing.T) {
+	for _, b := range []policy.Backend{policy.IPTables, policy.NFTables} {
+		f := newFixture(t)
+		a := network("one", "A", backend(b))
+		f.mustApply(a)
+		choice := f.record().Chains[0]
+		fails := network("two", "B", backend(b), func(s *policy.SourcePolicy) {
+			s.EnableIPv6 = new(true)
+			s.OutputAddresses = prefixes("203.0.113.0/24")
+		})
+		f.enforcer.Addresses = func([]policy.Family) ([]policy.NodeAddress, error) { return nil, errRefused }
+		f.kernel.Chains[enforce.ChoiceOf(choice)] = map[policy.ChainFamily]policy.Chain{}
+		f.kernel.Changed()
+		f.kernel.fail = map[string]error{mayWrite: errRefused}
+		s := f.sync(a, fails)
+		if s.Err("A") != nil || !errors.Is(s.Err("B"), errRefused) || len(f.kernel.Chains[enforce.ChoiceOf(choice)]) != 1 {
+			t.Errorf("%s: %v, %v, rules:\n%s", b, s.Err("A"), s.Err("B"), f.kernel.dump())
+		}
+	}
+}
+
+// TestNoRepairBesideARefusedChainOfTheTable: a write to a table of nftables would remove a chain that is there and must not be
+// changed. The error of the others names it.
+func TestNoRepairBesideARefusedChainOfTheTable(t *testing.T) {
+	f := newFixture(t)
+	a, b := network("one", "A", backend(policy.NFTables)), network("two", "B", backend(policy.NFTables), func(s *policy.SourcePolicy) {
+		s.OutputAddresses = prefixes("203.0.113.0/24")
+	})
+	f.enforcer.Addresses = func([]policy.Family) ([]policy.NodeAddress, error) { return nil, nil }
+	f.mustApply(a, b)
+	f.enforcer.Addresses = func([]policy.Family) ([]policy.NodeAddress, error) { return nil, errRefused }
+	f.kernel.reviseChains(func(_ netfilter.Choice, c *policy.Chain) {
+		if c.Name == "A" {
+			c.Jumps = nil
+		}
+	})
+	before := f.kernel.dump()
+	s := f.sync(a, b)
+	if err := s.Err("A"); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "chain B, which is in the same table") || f.kernel.dump() != before {
+		t.Errorf("%v, rules:\n%s", err, f.kernel.dump())
 	}
 }

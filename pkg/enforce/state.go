@@ -205,12 +205,13 @@ func (s *State) rulesDiffer(t *tables) bool {
 	return false
 }
 
-// differing returns the families in which tables differ.
+// differing returns the families in which tables differ in what can be written. A new chain that cannot be
+// written in one of its families keeps all chains of its tables from being written.
 func (s *State) differing(t *tables) (d differing) {
 	for _, f := range policy.Families() {
 		differs, isNew := hasFamily(t.diff, f), false
 		for _, c := range s.in(t.choice) {
-			if hasFamily(c.Diff, f) {
+			if c.Err == nil && hasFamily(c.Diff, f) {
 				differs = true
 				isNew = isNew || !owns(s.onRecord.before, f, c.Policy.Chain, t.choice)
 			}

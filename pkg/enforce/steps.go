@@ -206,14 +206,15 @@ func writeRules(ctx context.Context, do effects, s *State) *State {
 }
 
 // chainForbids returns why tables that belong to ip-masq must not be written: Apply would remove a chain that
-// failed.
+// is there and failed.
 func (s *State) chainForbids(t *tables) error {
 	if !t.whole {
 		return nil
 	}
 	for _, c := range s.in(t.choice) {
-		if c.Err != nil {
-			return c.Err
+		isThere := len(c.Observed.Chains) > 0
+		if isThere && c.Err != nil {
+			return fmt.Errorf("chain %s, which is in the same table, failed: %w", c.Policy.Chain, c.Err)
 		}
 	}
 	return nil
