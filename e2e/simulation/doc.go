@@ -47,7 +47,8 @@
 //
 //   - While another program's change of owned rules is not repaired, a packet may be anything, but is dropped only where a
 //     policy drops it or that program changed the guard itself.
-//   - A pod whose ADD returned while a document was damaged is in no namespace, as its chain stays as it is.
+//   - A pod whose ADD returned while a document was damaged is in no namespace, as its chain stays as it is, until the
+//     documents are written again.
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
 //     kernel refuses is missing after a boot.
 //   - A chain that was not removed, as that failed, the guards could not be read or the kernel refuses another one, masquerades
@@ -67,6 +68,7 @@
 //     that has passed to a pod of another namespace.
 //   - An ADD that fails may have stored its policy, unless it answers 7, or 11 on a good disk. It may fail where another program changes rules
 //     twice meanwhile.
+//   - CHECK and STATUS write nothing but a document that a killed process had dropped, as they take the lock.
 //   - STATUS does not know a guard that the kernel refuses if its pod range is the subnet of the pod whose ADD comes next.
 //   - Connections are not judged where the resets that were due may have been lost, after faults in the same boot and where a
 //     walk came between a policy that was stored and its rules, as their process was killed, nor those that begin while rules

@@ -92,6 +92,7 @@ type pod struct {
 	expectation
 	early  bool // it runs without an ADD, since before the conflist had an entry
 	harmed bool // its ADD passed although a chain stayed as it was, or may not have taken the address: documents, stdin or the kernel
+	beside bool // only because documents were damaged or lost, until they are written again
 }
 
 type phase int
@@ -308,7 +309,8 @@ func (w *world) add(o *op, n *network, v *version) *process {
 			w.connect(pod)
 			w.connect(pod)
 			// Beside a chain of others that the kernel refuses an ADD passes.
-			pod.harmed = w.harmed() || differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused() || w.kernel.refuses == "guards"
+			doubtful := differs || w.scenario.admin && (n.since > p.start || p.faulty) || p.refused || w.refused() || w.kernel.refuses == "guards"
+			pod.harmed, pod.beside = w.harmed() || doubtful, w.harmed() && !doubtful
 			if p.stdout.Len() == 0 {
 				w.object("%s passes without a result", p.Name)
 			}
@@ -374,6 +376,11 @@ func (w *world) written(n *network) {
 		w.book.faultTime = time.Now() // a reconciler does not know yet, and backs off
 	}
 	w.book.harmed = slices.DeleteFunc(w.book.harmed, func(file string) bool { return file == n.document })
+	for _, p := range w.pods {
+		if p.beside && !w.harmed() {
+			p.harmed, p.beside = false, false
+		}
+	}
 }
 
 // harmed reports whether a document is damaged or lost.
@@ -508,7 +515,7 @@ func (w *world) ask(o *op, n *network) *process {
 		args = w.args(pod, pod.entry, pod.net, pod.container)
 	}
 	return w.verb(o, args, func(p *process) {
-		if p.writes > 0 {
+		if p.writes > p.restores {
 			w.object("%s writes", p.Name)
 		}
 		if o.kind == "check" && p.returned && p.err == nil && w.alone(p) && pod.phase == running && !w.harmed() { // or what exists is right

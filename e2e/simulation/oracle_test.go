@@ -565,7 +565,7 @@ func (v *version) guardsSubnets() bool {
 }
 
 // half reports whether the document of a network is half dropped: a bad disk could neither remove nor restore it. The next
-// lock does, which a STATUS does not take.
+// lock on a good disk does.
 func (w *world) half(n *network) bool {
 	_, is := w.machine.ReadFile(n.document + ".dropped")
 	return is

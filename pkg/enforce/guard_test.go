@@ -300,6 +300,27 @@ func TestRefusedGuardRefusesThePolicy(t *testing.T) {
 	}
 }
 
+// TestPodBesideADamagedDocument: an ADD passes beside a damaged document, and the rules stay as they are. Its pod is exempt as soon
+// as the document is written again.
+func TestPodBesideADamagedDocument(t *testing.T) {
+	f := newFixture(t)
+	lists := func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = []string{"prod"} }
+	one, two := network("one", "A", lists), network("two", "A", lists)
+	f.mustApply(one)
+	f.mustApply(two, one)
+	must(t, os.WriteFile(f.enforcer.Dir.DocumentPath(two.ID), []byte("{"), 0o600))
+	pod := store.Attachment{Network: "one", ContainerID: "beside", IfName: "eth0"}
+	must(t, f.enforcer.Dir.Attach(store.Pod{Attachment: pod, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.9")}}))
+	p := &enforce.Proposal{Sources: []policy.Source{one, two}, Changed: []policy.Source{two}}
+	lock, release := f.lock()
+	defer release()
+	state := assert.Must(f.enforcer.Dir.Load())(t)
+	s, err := f.enforcer.Apply(t.Context(), lock, state, p)
+	if exempt := f.record().Addresses(); err != nil || !s.InSync() || len(exempt) != 1 {
+		t.Errorf("%v, exempt are %v", err, exempt)
+	}
+}
+
 // TestGuardThatCannotBeRead: rules do not change while the guards before the change cannot be read, and the error has the cause,
 // also if none is desired any more, or one could not be written before.
 func TestGuardThatCannotBeRead(t *testing.T) {

@@ -26,7 +26,9 @@ type cachedPods struct {
 	read       map[string]cachedFile       // what files said when they were read
 	unrecorded []UnrecordedPod             // as the last sync of the records found them
 	isRead     bool                        // recorded has all records that were on disk
-	fresh      bool                        // some may not be in the rules yet; Node.sync clears it
+	// fresh tells that pods may not be in the rules yet: recorded ones and, at the start, those of ADDs that passed
+	// beside a document that could not be read. Node.sync clears it.
+	fresh bool
 }
 
 // cachedFile is what a file in the cache said when it was read. While the file has the same time, only the

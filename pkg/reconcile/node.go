@@ -51,7 +51,7 @@ type Node struct {
 func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node {
 	return &Node{
 		Settings: s, PluginFile: pluginFile, Dir: store.Open(s.DataDir), Drivers: drivers,
-		DropAfter: 10 * time.Minute, cached: &cachedPods{},
+		DropAfter: 10 * time.Minute, cached: &cachedPods{fresh: true},
 	}
 }
 
