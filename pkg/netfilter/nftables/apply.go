@@ -158,14 +158,18 @@ type writer struct {
 // write changes the tables of a name. A failed write leaves no new sets, unless the kernel refuses that, too: then
 // the next write deletes them.
 func (d *Driver) write(observed any, name string, dryRun bool, change func(*tableWriter)) error {
-	w := writer{Driver: d, name: name, dryRun: dryRun, change: change, broken: map[nfnetlink.Family]bool{}}
-	w.before, _ = observed.(*state)
+	before, _ := observed.(*state)
+	w := d.newWriter(name, before, change)
+	w.dryRun = dryRun
 	err := w.run()
 	if err != nil && w.hasFilled {
-		cleanUp := writer{Driver: d, name: name, change: (*tableWriter).removeLeftovers, broken: w.broken}
-		_ = cleanUp.run()
+		_ = d.newWriter(name, nil, (*tableWriter).removeLeftovers).run()
 	}
 	return err
+}
+
+func (d *Driver) newWriter(name string, before *state, change func(*tableWriter)) *writer {
+	return &writer{Driver: d, name: name, before: before, change: change, broken: map[nfnetlink.Family]bool{}}
 }
 
 // run changes the tables. If another program commits meanwhile, it reads them again and continues, unless the
