@@ -277,6 +277,19 @@ func TestProtocolKeys(t *testing.T) {
 	})
 }
 
+// TestAttachmentBeforeDocuments: ADD records its attachment before it reads the documents, and not after it. So a reconciler that
+// drops the network finds the attachment, or has done so by then.
+func TestAttachmentBeforeDocuments(t *testing.T) {
+	h := newHost(t)
+	conf := h.conf("podnet", nil)
+	h.call(call{verb: "ADD", id: "first", conf: conf}).want(0)
+	sources := filepath.Join(h.store().Path(), "sources")
+	assert.NoError(t, os.RemoveAll(sources))
+	assert.NoError(t, os.Symlink(t.TempDir(), sources)) // so that reading fails
+	h.call(call{verb: "ADD", id: "second", conf: conf}).want(7, "symbolic link")
+	h.wantAttachments("podnet", 2)
+}
+
 // TestValidAttachments: GC removes the attachments of its network that the list does not have, and an absent
 // list removes none.
 func TestValidAttachments(t *testing.T) {

@@ -205,6 +205,30 @@ func TestUnusedNetworksAreDropped(t *testing.T) {
 	assert.Equal(t, "ruleset without sources", f.nft("list", "ruleset"), "")
 }
 
+// TestNetworkUsedWhileItIsDropped: an ADD attaches after its network's document was dropped, and before the rules go. It waits for
+// the lock, and the document is there again for the rules and the report of the sync.
+func TestNetworkUsedWhileItIsDropped(t *testing.T) {
+	f := newFixture(t)
+	k := netfiltertest.New()
+	f.Drivers = k.Drivers()
+	path := f.conflist("podnet", nil)
+	f.right()
+	must(t, os.Remove(path))
+	f.DropAfter = 0
+	isUsed := false
+	k.Before = func(effect string, _ bool) error {
+		if isUsed || f.stored("podnet") != nil || !strings.HasPrefix(effect, "observe") {
+			return nil
+		}
+		isUsed = true
+		return f.Dir.Attach(store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod1", IfName: "eth0"}})
+	}
+	r := f.sync()
+	if !isUsed || len(r.Dropped) > 0 || len(r.InForce) != 1 || f.stored("podnet") == nil || len(k.Chains[netfiltertest.IPTables]) != 1 {
+		t.Errorf("used %t, dropped %v, stored %v, chains %v", isUsed, r.Dropped, r.InForce, k.Chains)
+	}
+}
+
 // TestPluginFileDropsOtherDocuments: with a plugin.toml, a document that did not come from a conflist of its
 // directory is dropped, attachments or not, once the directory is read completely; one that did is kept as
 // without the file.
