@@ -46,30 +46,30 @@ func (m *Monitor) Collect(out chan<- prometheus.Metric) {
 	m.collectReadiness(e)
 	m.collectSyncs(e)
 	m.collectConflist(e)
-	if m.thirdParty != nil {
+	if m.scrape.thirdParty != nil {
 		e.gauge("foreign_rules", "Number of third-party rules that defeat the policy; doctor names them.").
-			set(float64(*m.thirdParty))
+			set(float64(*m.scrape.thirdParty))
 	}
 	if m.plugin != "" {
 		e.gauge("plugin_info", "Information about the version of the installed CNI plugin; "+
 			"the value is always 1.", "version").set(1, label(m.plugin))
 	}
 	m.collectCounters(e)
-	if m.conntrack != nil {
-		e.conntrack(m.conntrack)
+	if m.scrape.conntrack != nil {
+		e.conntrack(m.scrape.conntrack)
 	}
 	if m.last.withRules != nil {
-		e.sources(m.last.withRules, m.written)
+		e.sources(m.last.withRules, m.scrape.written)
 		e.rules(m.last.withRules, m.last.exempt)
 	}
 }
 
 func (m *Monitor) collectReadiness(e exporter) {
 	unready := map[reconcile.Reason]bool{}
-	for _, p := range m.unready() {
+	for _, p := range m.problemsNow() {
 		unready[p.Reason] = true
 	}
-	e.gauge("ready", "Whether the rules are what the sources ask for (1) or not (0), as /readyz says.").
+	e.gauge("ready", "Whether the node is ready (1) or not (0), as /readyz says.").
 		setBool(len(unready) == 0)
 	notReady := e.gauge("not_ready", "Whether the node is not ready for this reason (1) or not (0).",
 		"reason")
@@ -145,7 +145,7 @@ func (m *Monitor) collectCounters(e exporter) {
 		packets.set(float64(n), s.Chain, string(s.Family), s.action)
 	}
 	if m.last.withRules != nil {
-		m.collectGuardKeys(e, m.last.withRules.Rules)
+		e.guardKeys(m.last.withRules.Rules)
 	}
 	resets := e.counter("connections_reset_total", "Number of connections that were reset because the "+
 		"policy changed "+
@@ -157,9 +157,8 @@ func (m *Monitor) collectCounters(e exporter) {
 		"it is tried again.").set(float64(m.resetFailures))
 }
 
-// collectGuardKeys exports whether guard, staleConnections and enforceExempt work, and begins the series of
-// resets.
-func (m *Monitor) collectGuardKeys(e exporter, rules *enforce.State) {
+// guardKeys exports whether guard, staleConnections and enforceExempt work.
+func (e exporter) guardKeys(rules *enforce.State) {
 	gauge := e.gauge("guard_active", "Whether guard, staleConnections and enforceExempt have an effect (1) "+
 		"or not (0), "+
 		"for chains with one of these keys; doctor names the reason.", "chain", "family")
@@ -172,9 +171,6 @@ func (m *Monitor) collectGuardKeys(e exporter, rules *enforce.State) {
 				continue
 			}
 			at := policy.ChainFamily{Chain: p.Chain, Family: f}
-			if p.ResetsConnections() {
-				m.resets.addTo(at, "", 0)
-			}
 			lacksGuard := slices.Contains(p.GuardedFamilies(), f) && rules.Guard.Of(at) == nil
 			gauge.setBool(!lacksGuard && !rules.Guard.IsInactive(at), p.Chain, string(f))
 		}
@@ -281,11 +277,11 @@ func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
 	exemptPods := e.gauge("exempt_pods", "Number of pods that are never masqueraded because of their "+
 		"namespace, "+
 		"for chains with nonMasqueradeNamespaces.", "chain")
-	conflicts := map[string]int{}
-	// Of conflicts in force, where one source is superseded, and of refused sources.
+	conflicts := map[string]int{} // also those of sources that were refused
 	for _, p := range r.Problems {
-		if e, is := errors.AsType[*policy.ConflictError](p.Err); is {
-			conflicts[e.Chain]++
+		conflict, is := errors.AsType[*policy.ConflictError](p.Err)
+		if is {
+			conflicts[conflict.Chain]++
 		}
 	}
 	for _, p := range limited(r.Rules.Policies()) {

@@ -18,6 +18,8 @@ type series struct {
 	action string
 }
 
+// kernelChain is a chain whose counters the kernel or the record has. Without a Choice it is that of a
+// guard table or, for resets, one in any backend.
 type kernelChain struct {
 	netfilter.Choice
 	policy.ChainFamily
@@ -63,8 +65,8 @@ func (t *totals) addTo(c policy.ChainFamily, action string, n uint64) {
 	}
 }
 
-// count adds the connections, and the packets that guards counted or dropped, since the state before. It
-// ignores nil.
+// count adds the connections, and the packets that guards counted or dropped, since the state before. The
+// series of guards and resets begin with their keys. It ignores nil.
 func (m *Monitor) count(s *enforce.State) {
 	if s == nil {
 		return
@@ -77,6 +79,16 @@ func (m *Monitor) count(s *enforce.State) {
 		}
 	}
 	m.guards.observe(guardPacketsOf(s), gone)
+	for _, p := range limited(s.Policies()) {
+		if !p.ResetsConnections() {
+			continue
+		}
+		for _, f := range p.Families() {
+			if len(p.Scope(f).Sources) > 0 { // else sourceCIDRs has only the other family
+				m.resets.addTo(policy.ChainFamily{Chain: p.Chain, Family: f}, "", 0)
+			}
+		}
+	}
 }
 
 // hasGone reports whether a chain that a state does not have is gone. One that could not be observed may

@@ -72,7 +72,7 @@ type Monitor struct {
 	plugin     string            // the version of the installed one
 	last       lastReport
 	syncs      syncs
-	scraped
+	scrape     scraped // for the last scrape
 
 	// What the kernel counted.
 	connections   totals
@@ -83,7 +83,7 @@ type Monitor struct {
 
 // lastReport is what is known of the node by the last report.
 type lastReport struct {
-	number     int // how many there were
+	reports    int // how many there were, with this one
 	at         time.Time
 	interval   time.Duration // until the next one
 	problems   []reconcile.Problem
@@ -104,6 +104,7 @@ type syncs struct {
 	total    int      // how many repairs there were
 }
 
+// scraped is what a scrape asks for and reports do not contain.
 type scraped struct {
 	written    map[policy.SourceID]time.Time
 	conntrack  *conntrack.Stats // nil if unknown
@@ -134,7 +135,7 @@ func (m *Monitor) Report(r *reconcile.Report, interval time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	last := &m.last
-	last.number++
+	last.reports++
 	last.at, last.interval = time.Now(), interval
 	last.problems, last.conflist, last.unrecorded = r.Problems, r.Conflist, r.Unrecorded
 	if isStandby(r) {
@@ -194,7 +195,7 @@ func (m *Monitor) ConnectionsReset(deleted map[policy.ChainFamily]uint64, err er
 		m.resetFailures++
 	}
 	_, isUnwritable := errors.AsType[*enforce.UnwritableError](err)
-	if isUnwritable { // else the record has them
+	if isUnwritable { // the record could not be written, so it does not have these numbers
 		for c, n := range deleted {
 			m.resets.addTo(c, "", n)
 		}
@@ -211,8 +212,9 @@ func (m *Monitor) stopped() error {
 	return fmt.Errorf("no sync was made for %s, and one is due every %s", silence, m.last.interval)
 }
 
-func (m *Monitor) unready() []reconcile.Problem {
-	if m.last.number == 0 {
+// problemsNow returns the problems of the last report, and that the loop has stopped.
+func (m *Monitor) problemsNow() []reconcile.Problem {
+	if m.last.reports == 0 {
 		none := errors.New("no sync was made yet")
 		return []reconcile.Problem{{Reason: reconcile.ReasonRules, Err: none}}
 	}
@@ -228,15 +230,15 @@ func (m *Monitor) unready() []reconcile.Problem {
 func (m *Monitor) Health() http.Handler {
 	live := m.check(m.stopped)
 	return handler(map[string]http.HandlerFunc{
-		"GET /livez": live, "GET /healthz": live, "GET /readyz": m.check(m.notReady),
+		"GET /livez": live, "GET /healthz": live, "GET /readyz": m.check(m.readinessErr),
 		"GET /statusz": zPage("statusz", m.statusz), "GET /flagz": zPage("flagz", m.flagz),
 	})
 }
 
-// notReady returns why the node is not ready, or nil.
-func (m *Monitor) notReady() error {
+// readinessErr returns why the node is not ready, or nil.
+func (m *Monitor) readinessErr() error {
 	var errs []error
-	for _, p := range m.unready() {
+	for _, p := range m.problemsNow() {
 		text := strings.TrimRight(p.Err.Error(), "\n")
 		errs = append(errs, fmt.Errorf("%s: %s", p.Reason, strings.ReplaceAll(text, "\n", "\n  ")))
 	}
@@ -304,8 +306,7 @@ func (m *Monitor) refresh(ctx context.Context) {
 	found := scraped{written: map[policy.SourceID]time.Time{}}
 	if last != nil {
 		m.readWritten(last, found.written)
-		// No sync follows a third-party rule that leaves the owned ones alone, so a report is not what a
-		// count holds for.
+		// A third-party rule alone causes no sync, and so no report: it is counted at each scrape.
 		n, err := m.options.ThirdParty(last)
 		if err == nil {
 			found.thirdParty = &n
@@ -320,7 +321,7 @@ func (m *Monitor) refresh(ctx context.Context) {
 		m.log.Warn("failed to read conntrack statistics", "err", err)
 	}
 	m.mu.Lock()
-	m.scraped = found
+	m.scrape = found
 	m.mu.Unlock()
 	m.observe(ctx)
 }
@@ -337,12 +338,13 @@ func (m *Monitor) readWritten(r *reconcile.Report, written map[policy.SourceID]t
 	}
 }
 
-// observe is what Status needs.
+// observe observes the rules, reads the record and the version of the plugin, and adds up the counters. The
+// Status and each scrape need that.
 func (m *Monitor) observe(ctx context.Context) {
 	m.observing.Lock()
 	defer m.observing.Unlock()
 	m.mu.Lock()
-	reports, active := m.last.number, m.last.withRules != nil
+	reports, active := m.last.reports, m.last.withRules != nil
 	m.mu.Unlock()
 	state, plugin := m.options.State(ctx), m.options.PluginVersion()
 	var rec store.Record
@@ -358,7 +360,7 @@ func (m *Monitor) observe(ctx context.Context) {
 	}
 	m.resets.observe(deleted, func(kernelChain) bool { return false })
 	// A state that a sync overtook may be the older one; its counters would be counted twice.
-	if m.last.number == reports {
+	if m.last.reports == reports {
 		m.last.exempt = cmp.Or(state, m.last.exempt)
 		m.count(state)
 	}

@@ -18,8 +18,8 @@ import (
 )
 
 // Serve serves h at the TCP address of a setting, "" for none, until ctx ends and running requests are
-// finished. An address that cannot be bound is retried; the reason is logged once, and is in the Status until
-// it can.
+// finished. An address that cannot be bound is retried; the reason is logged once, and the Status has it
+// until the address is bound.
 func (m *Monitor) Serve(ctx context.Context, key, address string, h http.Handler, log *slog.Logger) {
 	if address == "" {
 		return
@@ -60,7 +60,7 @@ func keepServing(
 	listen func() (net.Listener, error),
 ) {
 	log = flowcontrol.LogOnce(log)
-	for ; ctx.Err() == nil; flowcontrol.Sleep(ctx, time.Second) {
+	for ctx.Err() == nil {
 		l, err := listen()
 		if err == nil {
 			err = serve(ctx, l, h, log)
@@ -68,6 +68,7 @@ func keepServing(
 		if err != nil && ctx.Err() == nil {
 			log.Warn("failed to serve, trying again", "key", key, "address", address, "err", err)
 		}
+		flowcontrol.Sleep(ctx, time.Second)
 	}
 }
 

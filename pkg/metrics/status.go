@@ -56,7 +56,7 @@ type Status struct {
 	ListenErrs []string `json:"listenErrors,omitempty"` // why addresses cannot be bound
 }
 
-// ReadAgentFiles returns what agentconfig.Read returned to the reconciler.
+// ReadAgentFiles returns what agentconfig.Read returned to the reconciler. AgentFiles must not be nil.
 func (s *Status) ReadAgentFiles() (agentconfig.Files, error) {
 	if s.AgentErr != "" {
 		return *s.AgentFiles, errors.New(s.AgentErr)
@@ -102,7 +102,7 @@ func (m *Monitor) Status() Status {
 	s := Status{
 		Version: m.options.Version, PID: os.Getpid(), Started: m.started.UTC(),
 		Settings: m.settings.List(), AgentSource: m.settings.AgentSource(),
-		Problems: append([]reconcile.Problem{}, m.unready()...),
+		Problems: append([]reconcile.Problem{}, m.problemsNow()...),
 		Repairs:  append([]Repair{}, m.syncs.repaired...), RepairsTotal: m.syncs.total,
 		Chains:        m.chainCounts(),
 		PluginVersion: m.plugin, ConflistManaged: m.last.conflist != nil,
