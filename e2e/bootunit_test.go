@@ -172,6 +172,9 @@ func TestBootUnitNeverFailsABoot(t *testing.T) {
 				must(t, os.WriteFile(path, []byte("{"), 0o600))
 			}
 		}, says: []string{"read document", "moved aside"}, lost: true},
+		"a record that is damaged": {breaks: func(t *testing.T, n *node) {
+			must(t, os.WriteFile(filepath.Join(n.dataDir, "record.json"), nil, 0o600)) // as a power cut leaves it
+		}, says: []string{"read document", "record.json", "moved aside"}},
 		"no program for iptables": {breaks: func(t *testing.T, n *node) {
 			if n.backend.variant != "" {
 				must(t, os.RemoveAll(n.path))

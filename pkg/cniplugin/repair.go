@@ -78,7 +78,7 @@ func (n *node) validAttachments() (keep []store.Attachment, listed bool, err err
 
 // repair syncs the rules to the stored documents. Without a document it creates no rules, so that nothing
 // returns after a cleanup, but removes what an interrupted ADD left, and a guard that no document asks for.
-// If a document cannot be read it writes nothing. It stores no document, as its own entry may be stale. Where
+// If a document cannot be read it writes nothing; a damaged record is written again. It stores no document, as its own entry may be stale. Where
 // the state cannot be written it repairs the rules of chains that are on record, and the error is an
 // UnwritableError. It returns how long connections are to be reset.
 func (n *node) repair(ctx context.Context) (resetLimit time.Duration, err error) {
@@ -108,7 +108,9 @@ func (n *node) repair(ctx context.Context) (resetLimit time.Duration, err error)
 		return 0, err
 	}
 	if len(state.Sources) == 0 {
-		n.RemoveLeftovers(ctx, lock)
+		if len(state.Unreadable) == 0 { // else what is left over is not known
+			n.RemoveLeftovers(ctx, lock)
+		}
 		return 0, nil
 	}
 	s := n.Sync(ctx, n.Observe(ctx, state.Sources, state.Record), lock)
@@ -122,8 +124,9 @@ func (n *node) repair(ctx context.Context) (resetLimit time.Duration, err error)
 	return n.resetLimit(s, nil, true), s.RecordErr
 }
 
-// isRepairable reports whether the documents are complete.
+// isRepairable reports whether the documents are complete, apart from what the next write replaces: a power
+// cut can leave a torn record, and after a boot nothing in it is needed.
 func (n *node) isRepairable(s store.State) bool {
 	n.warnUnreadable(s)
-	return len(s.Unreadable) == 0
+	return len(n.Dir.Lost(s)) == 0
 }
