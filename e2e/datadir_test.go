@@ -15,6 +15,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/diagnose"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // writeFiles writes files below a directory. A name that ends in a slash is a directory.
@@ -265,7 +266,7 @@ func TestDoctorFindsAnotherDataDir(t *testing.T) {
 		if found := find(); strings.Contains(found, id) {
 			t.Errorf("found on a node with one dataDir:\n%s", found)
 		}
-		comment := "ip-masq/1 keeps its state in " + second.dataDir
+		comment := policy.OwnedBy(second.dataDir).Comment()
 		if second.backend.variant == "" {
 			n.feed(t, "table ip ip-masq { chain masq-"+chain+" { counter masquerade comment \""+comment+"\"; }; }\n", "nft", "-f", "-")
 		} else {

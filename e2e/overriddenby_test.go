@@ -13,6 +13,7 @@ import (
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
 	"github.com/ip-masq/ip-masq-cni/e2e/topology"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
 // explanation is the output of `explain -o json`.
@@ -97,7 +98,7 @@ func thirdPartyRuleCases(node, dataDir string) []thirdPartyRules {
 		{name: "exempt by an earlier rule for the interface", variant: "nft", lines: "-A POSTROUTING -o lan -j RETURN\n-A POSTROUTING -d 10.0.0.0/8 -j MASQUERADE"},
 		{name: "exempt by an earlier rule for the interface, in nft", nft: base("110", "oifname lan accept\nip daddr 10.0.0.0/8 masquerade")},
 		{name: "an owned chain without a policy", variant: "legacy", lines: ":OLD - [0:0]\n-I POSTROUTING -j OLD\n" +
-			"-A OLD -m comment --comment \"ip-masq/1 keeps its state in " + dataDir + "\" -j MASQUERADE", by: "-A OLD -m comment"},
+			"-A OLD -m comment --comment \"" + policy.OwnedBy(dataDir).Comment() + "\" -j MASQUERADE", by: "-A OLD -m comment"},
 	}
 }
 

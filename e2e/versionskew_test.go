@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/assert"
+	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
@@ -127,7 +128,7 @@ func TestNewerRulesWithReconciler(t *testing.T) {
 		all := onlyPod(n.pod(t, "podnet"))
 		n.addAndCheck(t, conf)
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
-		comment := "ip-masq/2 keeps its state in " + n.dataDir
+		comment := newerOwner(n.dataDir).Comment()
 		if n.backend.variant == "" {
 			n.feed(t, "flush chain ip ip-masq masq-IP-MASQ-AGENT; add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr 1.2.3.0/24 counter return; "+
 				"add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade comment \""+comment+"\"", "nft", "-f", "-")
@@ -177,8 +178,9 @@ func TestNewerRulesOfAnotherChain(t *testing.T) {
 		n.conflist(t, "othernet", object{"masqChain": "OTHER"})
 		n.addAndCheck(t, conf)
 		d := n.startReconciler(t, "--resync-interval", "1h").untilReady(t)
-		n.alterComment(t, "OTHER", "ip-masq/2 keeps its state in "+n.dataDir)
-		says := []string{"chain OTHER (ipv4)", "written by a newer version of ip-masq", "form 2"}
+		newer := newerOwner(n.dataDir)
+		n.alterComment(t, "OTHER", newer.Comment())
+		says := []string{"chain OTHER (ipv4)", "written by a newer version of ip-masq", fmt.Sprintf("form %d", newer.Schema)}
 		d.signal(t, syscall.SIGHUP) // iptables-legacy has no events
 		d.untilUnready(t, says...)  // a sync that is about to write OTHER would repair the other chain, too
 		n.alter(t, "-D IP-MASQ-AGENT 1", "delete element ip ip-masq exempt-IP-MASQ-AGENT { 169.254.0.0/16 }")
@@ -216,6 +218,11 @@ func (n *node) alterComment(t *testing.T, chain, comment string) {
 	}
 	n.feed(t, "*nat\n:"+chain+" - [0:0]\n-A "+chain+" -m comment --comment \""+comment+"\" -j MASQUERADE\nCOMMIT\n",
 		"iptables-"+n.backend.variant+"-restore", "--noflush")
+}
+
+// newerOwner is the owner of a chain that a newer version wrote.
+func newerOwner(dataDir string) policy.Owner {
+	return policy.Owner{Schema: policy.RulesSchema + 1, DataDir: dataDir}
 }
 
 // newerDocument returns a document of the next version, and what errors say of its version.

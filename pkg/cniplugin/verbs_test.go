@@ -18,6 +18,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/netfiltertest"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
+	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
 const (
@@ -551,13 +552,14 @@ func TestPluginFile(t *testing.T) {
 
 // TestUnreadableDocuments: ADD passes while its chain exists, and CHECK beside a document of a newer version.
 func TestUnreadableDocuments(t *testing.T) {
+	newer := store.Schema() + 1
 	for name, c := range map[string]struct {
 		text    string
 		says    string
 		isNewer bool
 	}{
 		"damaged": {"{", "read document", false},
-		"newer":   {`{"schema":1000,"x":1}`, "schema 1000", true},
+		"newer":   {fmt.Sprintf(`{"schema":%d,"x":1}`, newer), fmt.Sprintf("schema %d", newer), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)

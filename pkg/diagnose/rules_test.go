@@ -32,9 +32,9 @@ chain postrouting { type nat hook postrouting priority 101; fib daddr type != lo
 }`
 
 // enforced is the chain of enforceExempt, which is owned.
-const enforced = `table ip ip-masq-guard {
+var enforced = `table ip ip-masq-guard {
 	chain enforce { type nat hook postrouting priority 99; policy accept;
-		ip saddr 10.244.0.0/16 ip daddr 10.0.0.0/8 snat to ip saddr comment "ip-masq/1 keeps its state in /elsewhere"
+		ip saddr 10.244.0.0/16 ip daddr 10.0.0.0/8 snat to ip saddr comment "` + policy.OwnedBy("/elsewhere").Comment() + `"
 	}
 }`
 

@@ -51,7 +51,7 @@ func TestCompare(t *testing.T) {
 		{"nothing changed", false, func(*policy.Ruleset) {}},
 		{"nothing changed in sets", true, func(*policy.Ruleset) {}},
 		{"comments and counters do not count", false, func(rs *policy.Ruleset) {
-			rs.Chains[0].Owner = policy.Owner{Schema: 7}
+			rs.Chains[0].Owner = policy.Owner{Schema: policy.RulesSchema + 1}
 			rs.Chains[0].Rules[2].Connections = 99
 		}},
 		{"a chain of another dataDir", false, func(rs *policy.Ruleset) { rs.Chains[0].Owner.DataDir = "/other" }},

@@ -85,7 +85,7 @@ func FuzzDocument(f *testing.F) {
 		ours + `,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A"},"podSubnets":["10.1.2.0/24","fd00:1::/64"]}`,
 		ours + `,"boot":"b","chains":[{"chain":"A","family":"ipv4","backend":"iptables","variant":"nft"}]}`,
 		ours + `,"boot":"b","resets":[{"at":5,"before":[{"source":{"kind":"agent-files"},"policy":{"masqChain":"A"}}]},{"at":6}],"lastReset":4}`,
-		`{"schema":99,"source":[]}`,
+		fmt.Sprintf(`{"schema":%d,"source":[]}`, Schema()+1),
 		`{"a":{},"schema":99999999999999999999}`,
 		ours + `,"source":{"kind":"network","name":"net"},"policy":{"masqChain":"A","nonMasqueradeCIDRs":[null,"::ffff:0:0/96"]}}`,
 		ours + `,"schema":2,"source":null}`,

@@ -32,6 +32,7 @@ func TestReadingsAreCompared(t *testing.T) {
 // matches more than what iptables shows.
 func TestObserveUnrecognizedRules(t *testing.T) {
 	const recognized = 64
+	newer := policy.Owner{Schema: policy.RulesSchema + 1, DataDir: "/x"}
 	inEachVariant(t, func(n *node) {
 		for _, f := range policy.Families() {
 			prefix := map[policy.Family]string{policy.IPv4: "10.0.0.0/8", policy.IPv6: "fd00::/8"}[f]
@@ -52,7 +53,7 @@ func TestObserveUnrecognizedRules(t *testing.T) {
 				"-m statistic --mode random --probability 0 -j RETURN", "-m statistic --mode random --probability 1 -j RETURN",
 				"-m statistic --mode random --probability 0.5 -m statistic --mode random --probability 0.5 -j RETURN",
 				`-m comment --comment "" -j RETURN`, `-m comment --comment "a \" \\ ' b" -j RETURN`,
-				`-m comment --comment "ip-masq/7 keeps its state in /x" -j RETURN`, "-m limit --limit 5/min -j RETURN",
+				`-m comment --comment "` + newer.Comment() + `" -j RETURN`, "-m limit --limit 5/min -j RETURN",
 				"-m conntrack --ctstate NEW -j RETURN", "-m string --string -j --algo bm -j RETURN",
 				"-j MASQUERADE", "-j MASQUERADE --random", "-j MASQUERADE --random-fully", "-p tcp -j MASQUERADE --to-ports 5",
 				"-p tcp -j MASQUERADE --to-ports 5-9 --random", "-p sctp -j MASQUERADE --to-ports 5-9 --random-fully",
@@ -79,7 +80,7 @@ func TestObserveUnrecognizedRules(t *testing.T) {
 		assert.Equal(n, "recognized rules and jumps", n.agreesWithListing("X"), recognized)
 		got := n.observe(bothFamilies("X"))
 		for _, c := range got.Chains {
-			assert.Equal(n, "owner", c.Owner, (policy.Owner{Schema: 7, DataDir: "/x"}))
+			assert.Equal(n, "owner", c.Owner, newer)
 		}
 		want := desired(policy.OwnedBy(owner), basic("X"))
 		n.apply(want)
@@ -162,9 +163,10 @@ func TestNativeExpressions(t *testing.T) {
 		n.holds(want)
 	}
 	// Old versions of iptables keep the comment beside the rule.
-	shell(t, `nft add rule ip nat IP-MASQ-AGENT counter return comment '"ip-masq/9 keeps its state in /old"'`)
+	newer := policy.Owner{Schema: policy.RulesSchema + 1, DataDir: "/old"}
+	shell(t, `nft add rule ip nat IP-MASQ-AGENT counter return comment '"`+newer.Comment()+`"'`)
 	got := n.observe(refs(want))
-	assert.Equal(t, "owner", got.Find(policy.IPv4, "IP-MASQ-AGENT").Owner, (policy.Owner{Schema: 9, DataDir: "/old"}))
+	assert.Equal(t, "owner", got.Find(policy.IPv4, "IP-MASQ-AGENT").Owner, newer)
 	n.apply(want)
 	// What is the same in its native form is the same.
 	shell(t, "nft insert rule ip nat POSTROUTING fib daddr type != local jump IP-MASQ-AGENT")

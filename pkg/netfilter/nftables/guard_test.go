@@ -203,7 +203,7 @@ func TestCheckGuardsAfterAnEmptyTable(t *testing.T) {
 
 func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 	const table, chain, enforce = "ip ip-masq-guard", "ip ip-masq-guard guard-X", "ip ip-masq-guard enforce-X"
-	last := `counter drop comment "ip-masq/1 keeps its state in /var/lib/cni/ip-masq"`
+	last := `counter drop comment "` + policy.OwnedBy("/var/lib/cni/ip-masq").Comment() + `"`
 	for name, tc := range map[string]struct{ script, diff string }{
 		"jump deleted":               {"flush chain " + table + " guard", "ipv4 X: missing guard: chain guard: ip saddr @pods-X ip daddr != @exempt-X jump guard-X"},
 		"jump of enforce deleted":    {"flush chain " + table + " enforce", "ipv4 X: missing guard: chain enforce: meta mark & 0x6000 == 0 ip saddr"},
@@ -213,7 +213,7 @@ func TestGuardTamperingIsSeenAndRepaired(t *testing.T) {
 		"rule added":                 {"insert rule " + chain + " ip daddr 1.2.3.4 accept", "ipv4 X: unexpected guard: chain guard-X: rule of payload cmp immediate"},
 		"counting alone":             {"flush chain " + chain + "; add rule " + chain + " ct direction reply return; add rule " + chain + " counter", "missing guard: chain guard-X: counter drop"},
 		"order changed":              {"flush chain " + chain + "; add rule " + chain + " fib saddr type local return; add rule " + chain + " ct direction reply return; add rule " + chain + " fib daddr type local return; add rule " + chain + " fib daddr type broadcast return; add rule " + chain + " fib daddr type multicast return; add rule " + chain + " fib daddr type anycast return; add rule " + chain + " " + last, "ipv4 X: unexpected guard: chain guard-X: rules out of order"},
-		"another owner":              {"flush chain " + enforce + "; add rule " + enforce + ` snat to ip saddr comment "ip-masq/1 keeps its state in /other"`, "unexpected guard: chain enforce-X of /other"},
+		"another owner":              {"flush chain " + enforce + "; add rule " + enforce + ` snat to ip saddr comment "` + policy.OwnedBy("/other").Comment() + `"`, "unexpected guard: chain enforce-X of /other"},
 		"chain deleted":              {"flush chain " + table + " guard; delete chain " + chain, "ipv4 X: missing guard: chain guard-X\n"},
 		"base chain deleted":         {"delete chain " + table + " enforce", "ipv4: missing guard: chain enforce\n"},
 		"element added":              {"add element " + table + " exempt-X { 11.0.0.0/16 }", "ipv4 X: unexpected element: exempt 11.0.0.0/16"},

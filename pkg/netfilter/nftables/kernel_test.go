@@ -241,7 +241,7 @@ func TestSetAttributes(t *testing.T) {
 			n.nft(`add set ip ip-masq exempt-IP-MASQ-AGENT.2 { type ipv4_addr; ` + tc.set + ` }
 				flush chain ip ip-masq masq-IP-MASQ-AGENT
 				add rule ip ip-masq masq-IP-MASQ-AGENT ip daddr @exempt-IP-MASQ-AGENT.2 counter return
-				add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade fully-random comment "ip-masq/1 keeps its state in /var/lib/cni/ip-masq"
+				add rule ip ip-masq masq-IP-MASQ-AGENT counter masquerade fully-random comment "` + policy.OwnedBy("/var/lib/cni/ip-masq").Comment() + `"
 				delete set ip ip-masq exempt-IP-MASQ-AGENT`)
 			if d := n.compare(want).String(); strings.Contains(d, "unrecognized: set") != tc.drift || (d != "") != tc.drift {
 				t.Errorf("the difference does not tell the set:\n%s", d)

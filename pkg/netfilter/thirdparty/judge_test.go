@@ -101,7 +101,7 @@ func TestJudgeIPTables(t *testing.T) {
 		{"accepted before the owned chain", []string{":OURS -", "-A POSTROUTING -j ACCEPT", "-A POSTROUTING -j OURS"}, "untouched | kept by -A POSTROUTING -j ACCEPT"},
 		{"accepted behind it", []string{":OURS -", "-A POSTROUTING -j OURS", "-A POSTROUTING -j ACCEPT"}, "owned"},
 		{"owned, says a comment", []string{":A -", "-A POSTROUTING -j A", "-A A -d 10.0.0.0/8 -j MASQUERADE",
-			"-A A -j MASQUERADE -m comment --comment \"ip-masq/1 keeps its state in /state\""}, "owned"},
+			"-A A -j MASQUERADE -m comment --comment \"" + policy.OwnedBy("/state").Comment() + "\""}, "owned"},
 		{"a policy", []string{":POSTROUTING DROP [0:0]", "-A POSTROUTING -d 11.0.0.0/8 -j ACCEPT"}, "-P POSTROUTING DROP"},
 		{"a comment", []string{`-A POSTROUTING -m comment --comment "kubenet: SNAT" -j MASQUERADE`}, `-A POSTROUTING -m comment --comment "kubenet: SNAT" -j MASQUERADE`},
 	} {
