@@ -79,6 +79,8 @@ func mayCreate(dir string, size int) error {
 	return nil
 }
 
+// lock takes the lock, again as long as the file was removed while it waited: ctx ends that. If the dataDir is
+// removed while it is made, it tries 100 times.
 func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 	const attempts = 100
 	ctx, cancel := context.WithTimeout(ctx, d.LockWait)
@@ -193,15 +195,12 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	}
 	defer root.close()
 	const op = "take the instance lock by"
-	file, err := root.openOrCreate(op, instanceLockFile, unix.O_RDWR)
-	if errors.Is(err, unix.EROFS) {
-		file, _, err = root.open(op, instanceLockFile, unix.O_RDONLY)
-	}
+	file, err := root.openInstanceLock(op)
 	if err != nil {
 		return nil, err
 	}
-	const looks = 50 * time.Millisecond // of ReconcilerActive
-	ctx, cancel := context.WithTimeout(context.Background(), looks)
+	const asks = 50 * time.Millisecond // at most, for which ReconcilerActive has a shared lock
+	ctx, cancel := context.WithTimeout(context.Background(), asks)
 	defer cancel()
 	err = safefile.Flock(ctx, file)
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -211,6 +210,23 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	return &InstanceLock{file: file}, nil
+}
+
+// openInstanceLock opens the file of the instance lock, and creates a missing one: without a time, as a command
+// takes this lock, too.
+func (f *folder) openInstanceLock(op string) (*os.File, error) {
+	file, _, err := f.open(op, instanceLockFile, unix.O_RDWR)
+	switch {
+	case errors.Is(err, unix.EROFS):
+		file, _, err = f.open(op, instanceLockFile, unix.O_RDONLY)
+	case errors.Is(err, os.ErrNotExist):
+		file, err = f.openOrCreate(op, instanceLockFile, unix.O_RDWR)
+		if err == nil {
+			never := time.Unix(0, 0)
+			_ = os.Chtimes(file.Name(), never, never)
+		}
+	}
+	return file, err
 }
 
 // RecordSync records that the holder is a reconciler that makes a sync now, not a command that keeps
@@ -227,7 +243,7 @@ func (l *InstanceLock) RecordSync() {
 // ReconcilerSeen returns when an active reconciler last made a sync, zero if none did.
 func (d *Dir) ReconcilerSeen() time.Time {
 	info, err := os.Lstat(filepath.Join(d.path, instanceLockFile))
-	if err != nil {
+	if err != nil || info.ModTime().Unix() == 0 {
 		return time.Time{}
 	}
 	return info.ModTime()
