@@ -55,8 +55,8 @@ type Dir struct {
 	held atomic.Pointer[Lock] // by this process; nil if it has none
 }
 
-// Open returns the dataDir at an absolute path. It does no I/O: the directory need not exist, and only
-// Attach and Lock create it.
+// Open returns the dataDir at an absolute path. It does no I/O: the directory need not exist. What writes to it
+// creates it, except RecordBootUnit; readings, LockToRead, Detach and Prune do not.
 func Open(path string) *Dir {
 	// With a slash at the end, the kernel would follow a symlink.
 	return &Dir{LockWait: 10 * time.Second, path: filepath.Clean(path), boot: sync.OnceValues(kernelBoot)}
@@ -162,26 +162,22 @@ func (d *Dir) dataDir() (*folder, error) {
 
 // checkMarker notes whether there is a marker, and returns why a directory without one is not a dataDir.
 func (f *folder) checkMarker() error {
-	if f.hasMarker() {
+	f.marked = f.isRecognized(markerFile)
+	if f.marked {
 		return nil
 	}
 	names, err := f.names()
 	if err != nil || len(names) == 0 {
 		return err
 	}
-	if f.hasMarker() { // another process marks an empty one before it writes to it
+	f.marked = f.isRecognized(markerFile) // another process marks an empty one before it writes to it
+	if f.marked {
 		return nil
 	}
 	return fmt.Errorf("open directory %s: %w: ip-masq did not make it: it holds %s and no file %s; "+
 		"set dataDir to a directory that does not exist or is empty, "+
 		"or empty this one if no other program uses it",
 		shown(f.path()), ErrRefused, shown(names[0]), markerFile)
-}
-
-func (f *folder) hasMarker() bool {
-	_, err := f.recognize(markerFile)
-	f.marked = err == nil
-	return f.marked
 }
 
 func (f *folder) mark() error {

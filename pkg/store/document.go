@@ -71,7 +71,7 @@ type Record struct {
 	ExemptPods `json:"-"` // in a file of their own
 
 	Resets []Reset `json:"resets,omitzero"` // in the order of At
-	// LastReset is when a walk for a reset without Before, or one that failed, began last, as At.
+	// LastReset is when a walk for untranslated connections, or one that failed, began last, as At.
 	LastReset int64     `json:"lastReset,omitempty"`
 	Deleted   []Deleted `json:"deleted,omitzero"` // by all walks; sorted, of chains that are owned
 }
@@ -131,12 +131,13 @@ func (a ChainAddress) Compare(b ChainAddress) int {
 	return cmp.Or(strings.Compare(a.Chain, b.Chain), a.Address.Compare(b.Address))
 }
 
-// Reset is a walk through the conntrack table that deletes stale connections.
+// Reset is a walk through the conntrack table that deletes stale connections. It has one of Before, Left and
+// Passed. If it has none of them, it deletes the connections that should have been masqueraded and were not.
 type Reset struct {
 	At int64 `json:"at"` // when it was recorded, CLOCK_BOOTTIME in nanoseconds; identifies it
 
 	// Before has the sources that were in force until then: connections are deleted whose verdict has changed
-	// since. If it is nil, those are deleted that should have been masqueraded and were not.
+	// since, and no others.
 	Before []policy.Source    `json:"before,omitzero"`
 	Pods   []policy.ExemptPod `json:"pods,omitzero"` // that were exempt then
 
@@ -235,7 +236,7 @@ func encode(d interface{ validate() error }) ([]byte, error) {
 func decode[D interface{ validate() error }](data []byte) (d D, err error) {
 	schema := schemaOf(data)
 	switch {
-	case schema > otherSchema && schema > Schema(): // the table is built for a greater one alone
+	case schema > otherSchema && schema > Schema(): // Schema builds the table of keys, which takes time
 		return d, newerError(schema)
 	case schema < 1:
 		return d, fmt.Errorf(`it does not begin with {"schema":%d, as ip-masq writes it`, Schema())

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -44,8 +45,8 @@ var (
 // opened by openat(2): os.Root and os.Open would start the runtime's poller in each ADD.
 type folder struct {
 	file   *os.File
-	root   int  // the length of the dataDir's path
-	marked bool // it is a dataDir with a marker
+	below  string // its path below the dataDir, "" of that itself
+	marked bool   // it is a dataDir with a marker
 }
 
 // openFolder opens a directory in another one, or with AT_FDCWD by its path.
@@ -55,7 +56,7 @@ func openFolder(at int, name, path string) (*folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &folder{file: file, root: len(path)}, nil
+	return &folder{file: file}, nil
 }
 
 // openTrusted opens a file of the given format that only root or the user of this process can write. A
@@ -124,7 +125,7 @@ func (f *folder) folder(name string, create bool) (*folder, error) {
 	if err != nil {
 		return nil, err
 	}
-	sub.root = f.root
+	sub.below = strings.TrimPrefix(f.below+"/"+name, "/")
 	return sub, nil
 }
 
@@ -242,6 +243,12 @@ func overwrite(file *os.File, data []byte) error {
 	if err == nil && surplus > 0 {
 		err = file.Truncate(int64(len(data)))
 	}
+	return errors.Join(err, file.Close())
+}
+
+// fillUnsynced writes a new file, and closes it; see safefile.Fill.
+func fillUnsynced(file *os.File, data []byte) error {
+	_, err := file.Write(data)
 	return errors.Join(err, file.Close())
 }
 

@@ -24,7 +24,7 @@ func kindOf(dir, name string) uint32 {
 		return fileIf(isOfBackups(name))
 	case dir == attachmentsDir:
 		return directoryIf(isBoot(name))
-	case strings.Count(dir, "/") == 1:
+	case strings.Count(dir, "/") == 1: // attachments/BOOT
 		return kindOfBoot(name)
 	default: // of a network
 		return fileIf(isOfNetwork(name))
@@ -122,7 +122,7 @@ var errUnknown = errors.New("it is not ip-masq's")
 // something else, or os.ErrNotExist.
 func (f *folder) recognize(name string) (kind uint32, err error) {
 	const op = "stat"
-	kind = kindOf(strings.TrimPrefix(f.path()[f.root:], "/"), name)
+	kind = kindOf(f.below, name)
 	if kind == 0 {
 		return 0, failure(op, f.in(name), errUnknown)
 	}

@@ -89,8 +89,8 @@ func (s State) Find(src policy.SourceID) *policy.Source {
 // Reading is the documents and the record as they were read together, and not decoded yet.
 type Reading struct {
 	files  []file
-	digest string // of them, once it was asked for
-	state  *State // the same
+	digest string // of the files; "" until Digest is called
+	state  *State // the files decoded; nil until State is called
 }
 
 // file is a document or the record: its bytes, or why it is refused.

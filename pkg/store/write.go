@@ -40,7 +40,7 @@ func (l *Lock) Put(c policy.Source) error {
 		return err
 	}
 	defer sources.close()
-	before, err := sources.notNewer(writeDocument, name)
+	before, err := sources.readUnlessNewer(writeDocument, name)
 	if err != nil {
 		return err
 	}
@@ -120,8 +120,8 @@ func (f *folder) publish(temp, name string, isDamaged bool) error {
 	return nil
 }
 
-// keepDamaged gives a damaged document a second name, which it keeps when it is replaced. A process that is
-// killed before that leaves it damaged, which is not as if there were none: then its rules would go.
+// keepDamaged gives a damaged document a second name, which it keeps when it is replaced. So a process that is
+// killed before that leaves a damaged document and not none: without a document its rules would be removed.
 func (f *folder) keepDamaged(name string) error {
 	kept := name + damagedSuffix
 	_ = f.remove(kept) // if that fails, so does what follows
@@ -133,9 +133,9 @@ func (f *folder) keepDamaged(name string) error {
 	return ignoring(f.replace("move damaged document aside to", name, kept), os.ErrNotExist)
 }
 
-// notNewer returns the document of this name, or the zero one if there is none. It fails if a newer version
-// wrote it.
-func (f *folder) notNewer(op, name string) (file, error) {
+// readUnlessNewer reads the document of this name, the zero one if there is none. The error is an ErrNewer if a
+// newer version wrote it.
+func (f *folder) readUnlessNewer(op, name string) (file, error) {
 	now, err := f.document(name)
 	schema := schemaOf(now.data)
 	if schema > Schema() {
@@ -180,7 +180,7 @@ func (f *folder) drop(name string) error {
 	if _, err := f.recognize(name); err != nil {
 		return err
 	}
-	if _, err := f.notNewer(removeDocument, name); err != nil {
+	if _, err := f.readUnlessNewer(removeDocument, name); err != nil {
 		return err
 	}
 	return f.replace(removeDocument, name, name+droppedSuffix)
@@ -318,8 +318,8 @@ func (l *Lock) PutRecord(r Record) error {
 	stored, err := l.root.read(recordFile)
 	if err != nil || !bytes.Equal(stored, record) {
 		before, err := decode[recordDocument](stored)
-		survivesCrash := err == nil && before.sameAfterCrash(r)
-		if err := l.putRecordFile(record, !survivesCrash); err != nil {
+		isDurable := err != nil || !before.sameAfterCrash(r)
+		if err := l.putRecordFile(record, isDurable); err != nil {
 			return err
 		}
 	}
@@ -330,22 +330,22 @@ func (l *Lock) PutRecord(r Record) error {
 	if err == nil && bytes.Equal(stored, pods) {
 		return nil
 	}
-	return l.root.rewrite(podsFile, pods, overwrite)
+	return l.root.replaceFile(podsFile, pods, fillUnsynced)
 }
 
 func (l *Lock) putRecordFile(data []byte, durable bool) error {
 	if !durable {
-		return l.root.rewrite(recordFile, data, overwrite)
+		return l.root.replaceFile(recordFile, data, fillUnsynced)
 	}
-	if err := l.root.rewrite(recordFile, data, safefile.Fill); err != nil {
+	if err := l.root.replaceFile(recordFile, data, safefile.Fill); err != nil {
 		return err
 	}
 	return l.root.sync()
 }
 
-// rewrite replaces a file of the directory of the record by a rename.
-func (f *folder) rewrite(name string, data []byte, fill func(*os.File, []byte) error) error {
-	before, err := f.notNewer(writeDocument, name)
+// replaceFile replaces a file of the directory of the record by a rename.
+func (f *folder) replaceFile(name string, data []byte, fill func(*os.File, []byte) error) error {
+	before, err := f.readUnlessNewer(writeDocument, name)
 	if err != nil {
 		return err
 	}
