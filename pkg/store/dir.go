@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -219,7 +220,8 @@ func (d *Dir) openMarked() (*folder, error) {
 }
 
 // createDataDir creates the directory under a temporary name, with the marker in it, and renames it: the
-// dataDir is never without its marker.
+// dataDir is never without its marker. Then it removes the temporary directories that killed processes left.
+// Those of other processes that are at it are of no use any more, either.
 func (d *Dir) createDataDir() error {
 	above := filepath.Dir(d.path)
 	if err := os.MkdirAll(above, parentMode); err != nil {
@@ -241,7 +243,30 @@ func (d *Dir) createDataDir() error {
 	if err != nil {
 		return errors.Join(failure("create directory", d.path, err), f.remove(markerFile), unix.Rmdir(temp))
 	}
+	removeNewDirs(above)
 	return nil
+}
+
+// removeNewDirs removes directories that createDataDir made and did not rename. One with other files stays.
+func removeNewDirs(above string) {
+	entries, _ := os.ReadDir(above) // without them nothing is removed
+	for _, e := range entries {
+		if !e.IsDir() || !safefile.IsTemp(e.Name(), newDirPrefix) {
+			continue
+		}
+		path := filepath.Join(above, e.Name())
+		f, err := openFolder(unix.AT_FDCWD, path, path)
+		if err != nil {
+			continue
+		}
+		names, err := f.names()
+		hasMarker := slices.Equal(names, []string{markerFile}) && f.isRecognized(markerFile)
+		if err == nil && (len(names) == 0 || hasMarker) {
+			_ = f.remove(markerFile)
+			_ = unix.Rmdir(path)
+		}
+		f.close()
+	}
 }
 
 // renameNew renames a directory to a name that no other one has. File systems over a network do not support

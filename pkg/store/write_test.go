@@ -161,6 +161,23 @@ func TestTidyRemovesTemporaryFiles(t *testing.T) {
 	loads(t, d, newSource("podnet", "10.0.0.0/8"))
 }
 
+// TestNewDirsAreRemoved: the process that makes the dataDir removes what killed ones left that were about to.
+func TestNewDirsAreRemoved(t *testing.T) {
+	d := open(t)
+	above := filepath.Dir(d.Path())
+	for _, name := range []string{".ip-masq-data.1.tmp", ".ip-masq-data.2.tmp", ".ip-masq-data.3.tmp", "ip-masq-data.4.tmp"} {
+		ok(t, os.Mkdir(filepath.Join(above, name), 0o700))
+	}
+	ok(t, os.WriteFile(filepath.Join(above, ".ip-masq-data.2.tmp", "made-by-ip-masq"), nil, 0o600))
+	ok(t, os.WriteFile(filepath.Join(above, ".ip-masq-data.3.tmp", "note"), nil, 0o600))
+	ok(t, d.Attach(aPod("podnet", "c", "eth0")))
+	var names []string
+	for _, e := range assert.Must(os.ReadDir(above))(t) {
+		names = append(names, e.Name())
+	}
+	same(t, names, []string{".ip-masq-data.3.tmp", "ip-masq-data.4.tmp", filepath.Base(d.Path())})
+}
+
 // A document that is dropped is out of force at once, and comes back unless that is committed: by UndoDrop, with
 // the end of the lock, or when its holder was killed, for readers at once, and to its name with the next lock.
 func TestDropIsUndoneUnlessCommitted(t *testing.T) {
