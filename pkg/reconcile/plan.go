@@ -52,7 +52,7 @@ func (n *Node) plan(state store.State, src *Sources, dropped []policy.SourceID) 
 
 // whatStays returns the error of a file that no source restores, with what it stops and until when.
 func whatStays(f store.FileError) error {
-	if f.IsNewer() {
+	if f.IsNewer() { // its error ends in "install the newer version again"
 		const until = "of the reconciler and the plugin: all chains stay as they are until then"
 		return fmt.Errorf("%w, %s", f.Err, until)
 	}

@@ -181,9 +181,9 @@ func addChainProblems(r *Report, p policy.Policy) {
 	}
 }
 
-// addBackendProblems adds chains that are correct and whose repair would fail, such as those in iptables when
-// the image has no iptables. The sync has not failed because of that, and the node is not ready, so that
-// operators notice the fault before a repair fails.
+// addBackendProblems adds chains whose repair would fail, such as those in iptables when the image has no
+// iptables. All chains are correct, as the sync has not failed. The node is not ready, so that operators notice
+// the fault before a repair fails.
 func (n *Node) addBackendProblems(ctx context.Context, r *Report) {
 	if r.Rules == nil || r.Result == Failed {
 		return
