@@ -78,9 +78,9 @@ func (n *node) validAttachments() (keep []store.Attachment, listed bool, err err
 
 // repair syncs the rules to the stored documents. Without a document it creates no rules, so that nothing
 // returns after a cleanup, but removes what an interrupted ADD left, and a guard that no document asks for.
-// If a document cannot be read it writes nothing; a damaged record is written again. It stores no document, as its own entry may be stale. Where
-// the state cannot be written it repairs the rules of chains that are on record, and the error is an
-// UnwritableError. It returns how long connections are to be reset.
+// If a document cannot be read it writes nothing; a damaged record is written again. It stores no document, as
+// its own entry may be stale. Where the state cannot be written it repairs the rules of chains that are on
+// record, and the error is an UnwritableError. It returns how long connections are to be reset.
 func (n *node) repair(ctx context.Context) (resetLimit time.Duration, err error) {
 	reading, err := n.Dir.Read()
 	if err != nil {
