@@ -60,14 +60,14 @@ type verb func(*node, context.Context, *skel.CmdArgs) error
 // attachment that does not exist, as an ADD reads that of its own.
 func (p *Plugin) runForPod(args *skel.CmdArgs, do verb) error {
 	n := p.node(config.ReadNetconf(args.StdinData))
-	n.Attachments = []store.Attachment{n.attachment(args)}
+	n.Reread = []store.Attachment{n.attachment(args)}
 	return p.run(n, args, do)
 }
 
 // runForAll runs a verb that reads the records of all exempt pods again.
 func (p *Plugin) runForAll(args *skel.CmdArgs, do verb) error {
 	n := p.node(config.ReadNetconf(args.StdinData))
-	n.AllAttachments = true
+	n.RereadExempt = true
 	return p.run(n, args, do)
 }
 

@@ -44,7 +44,8 @@ func (e *Enforcer) desireBackend(
 	c.Choice = choice
 	if s.tablesOf(choice) == nil {
 		t := tables{choice: choice}
-		if b, err := e.Drivers.Open(choice); err == nil {
+		b, err := e.Drivers.Open(choice)
+		if err == nil { // else desireRules fails
 			t.whole = b.OwnsTables()
 			t.layout = layoutOf(b, choice, s.onRecord.now)
 		}
@@ -54,7 +55,7 @@ func (e *Enforcer) desireBackend(
 
 // desireChains sets the desired rules and guards, in which the exempt pods are.
 func (e *Enforcer) desireChains(s *State, listing podListing) {
-	e.exemptPods(s, listing)
+	e.desireExemption(s, listing)
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		c.fail(e.desireRules(s, c))
@@ -91,7 +92,7 @@ func (e *Enforcer) desirePods(s *State) {
 // desireRecorded desires the rules with the exempt pods and the addresses of outputAddresses that are on
 // record.
 func (e *Enforcer) desireRecorded(s *State) {
-	s.node.exempt = exemptPods{ExemptPods: s.onRecord.now.ExemptPods}
+	s.node.exempt = exemption{ExemptPods: s.onRecord.now.ExemptPods}
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		c.Policy.SetExemptPods(s.node.exempt.Addresses())
@@ -131,9 +132,9 @@ func (e *Enforcer) lastBoot(rec store.Record, chain string) policy.Backend {
 // chain, else that of the last boot, else the first that would accept its rules.
 //
 // A backend is chosen once in a boot, by asking each candidate, and kept: a program that fails once must not
-// move a chain. Where the record was lost, the chain in the kernel tells, and a failed reading chooses nothing:
-// in another backend the chain would stay in force beside the new one, with the old policy. The plugin chooses,
-// because it sees the host, and the reconciler follows: its image may lack the programs.
+// move a chain. Where the record was lost, the chain in the kernel tells, and a failed reading chooses
+// nothing: in another backend the chain would stay in force beside the new one, with the old policy. The
+// plugin chooses, because it sees the host, and the reconciler follows: its image may lack the programs.
 func (e *Enforcer) choose(
 	ctx context.Context, rec store.Record, p policy.Policy, lastBoot policy.Backend,
 	owned *ownedChains,
@@ -171,8 +172,8 @@ func (e *Enforcer) choose(
 	return choice, nil
 }
 
-// ownedChains are the chains in the kernel that name an owner. They are read once for each backend that policies
-// state, as a backend that none of them may use must not fail the choice.
+// ownedChains are the chains in the kernel that name an owner. They are read once for each backend that
+// policies state, as a backend that none of them may use must not fail the choice.
 type ownedChains struct {
 	drivers netfilter.Drivers
 	of      map[policy.Backend]ownedReading

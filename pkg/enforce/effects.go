@@ -128,7 +128,7 @@ func (t *tables) with(desired policy.Ruleset) policy.Ruleset {
 	return after
 }
 
-// read reads nothing that was written.
+// read reads nothing that was taken as written.
 func (a asks) read(ctx context.Context, s *State) {
 	for i := range s.observed.tables {
 		t := &s.observed.tables[i]

@@ -24,12 +24,12 @@ type Enforcer struct {
 	Conntrack func(context.Context, *policy.ConnectionJudge) (map[policy.ChainFamily]uint64, error)
 	// Addresses returns the addresses of the node, of these families.
 	Addresses func([]policy.Family) ([]policy.NodeAddress, error)
-	// Attachments, AllAttachments and AllPods tell which records of pods are read to find out which pods are
-	// exempt: those of some attachments, those of all pods that are exempt by the record, and those of all
-	// pods. What the record has of other pods is not read again. They do not change while the Enforcer is
-	// used.
-	Attachments             []store.Attachment
-	AllAttachments, AllPods bool
+	// Reread, RereadExempt and RereadAll tell which records of pods are read again to find out which pods are
+	// exempt: those of some attachments, those of all pods that are exempt by the stored record, and those of
+	// all pods. What the stored record has of other pods counts as it is. They do not change while the
+	// Enforcer is used.
+	Reread                  []store.Attachment
+	RereadExempt, RereadAll bool
 	// AllBackends makes Observe look for chains of the same names in the other backends, where an
 	// agent may have created them, and for chains of other dataDirs.
 	AllBackends bool
@@ -38,7 +38,7 @@ type Enforcer struct {
 }
 
 // Inputs returns a digest of everything that determines the desired rules, for a program and a plugin.toml.
-// It is "" if a file is refused or the boot is unknown.
+// It is "" if a file is refused, or the boot or the program is unknown.
 func (e *Enforcer) Inputs(r *store.Reading, program string, pluginFile any) string {
 	digest, boot := r.Digest(), e.Dir.Boot()
 	if program == "" || digest == "" || boot == "" {

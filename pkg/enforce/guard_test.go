@@ -116,7 +116,7 @@ func TestAddressPassesWhileNamespacesChange(t *testing.T) {
 			pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: container, IfName: "eth0"}, Namespace: namespace, Addresses: []netip.Addr{address}}
 			must(t, f.enforcer.Dir.Attach(pod))
 		}
-		f.enforcer.AllAttachments = true
+		f.enforcer.RereadExempt = true
 		attach("former", "kube")
 		f.mustBeInSync(f.sync(lists("kube")))
 		attach("new", namespace)
@@ -129,7 +129,7 @@ func TestAddressPassesWhileNamespacesChange(t *testing.T) {
 			t.Errorf("from namespace kube to %q: the connections of %v are reset", namespace, passed)
 		}
 		f.putRecord(func(r *store.Record) { r.Resets = nil })
-		f.enforcer.Attachments = []store.Attachment{{Network: "podnet", ContainerID: "new", IfName: "eth0"}}
+		f.enforcer.Reread = []store.Attachment{{Network: "podnet", ContainerID: "new", IfName: "eth0"}}
 		f.mustBeInSync(f.sync(lists("kube", "team", "more")))
 		attach("new", "last")
 		if f.mustBeInSync(f.sync(lists("kube", "last"))); len(f.record().Resets) != 1 {
@@ -796,7 +796,7 @@ func TestGuardOfAPodThatLeavesIsNoDrift(t *testing.T) {
 	must(t, f.enforcer.Dir.Detach(pod))
 	f.putRecord(func(r *store.Record) { r.Resets = nil })
 	for _, all := range []bool{true, false} {
-		f.enforcer.AllAttachments, f.enforcer.Attachments = all, []store.Attachment{pod}
+		f.enforcer.RereadExempt, f.enforcer.Reread = all, []store.Attachment{pod}
 		s := f.observe(source)
 		if !slices.ContainsFunc(s.Diff(), func(c policy.Change) bool { return c.Kind == policy.GuardChange || c.Kind == policy.ElementChange }) {
 			t.Fatalf("the pod is not in the guard: %v", s.Diff())

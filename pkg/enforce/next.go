@@ -7,9 +7,9 @@ import "context"
 // step is one step of a run. It may change its State, which is a copy, and returns it.
 type step func(ctx context.Context, do effects, s *State) *State
 
-// run takes the steps that are due until none is. A step that fails changes the State, and next decides with
-// that.
-func run(ctx context.Context, s *State, do effects) *State {
+// takeSteps takes the steps that are due until none is. A step that fails changes the State, and next decides
+// with that.
+func takeSteps(ctx context.Context, s *State, do effects) *State {
 	for n := s.next(); n != nil; n = s.next() {
 		s = n(ctx, do, s.clone())
 	}
@@ -30,12 +30,12 @@ func run(ctx context.Context, s *State, do effects) *State {
 //     and so is all of State.observed after ErrChanged; and observe comes before any write.
 //  5. What no policy wants goes last, and never under a guard that drops: State.removable chooses in
 //     State.Stale.
-//  6. It ends, as each step makes itself not due, by success or by a failure in State.run, State.Guard or
-//     a Chain, and writes are counted. A run without faults afterwards repairs everything, as nothing but
+//  6. It ends, as each step makes itself not due, by success or by a failure in State.progress, State.Guard
+//     or a Chain, and writes are counted. A run without faults afterwards repairs everything, as nothing but
 //     the kernel, the documents and the record decides.
 func (s *State) next() step {
-	cannotRecord := s.RecordErr != nil && !s.run.keepsToRecord
-	if cannotRecord || s.run.refused != nil {
+	cannotRecord := s.RecordErr != nil && !s.progress.keepsToRecord
+	if cannotRecord || s.progress.refused != nil {
 		return nil
 	}
 	switch {

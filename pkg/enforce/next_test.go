@@ -299,24 +299,24 @@ func (w *world) apply(sources []policy.Source, incomplete bool) {
 			s.node.exempt.taken = map[store.Attachment][]netip.Addr{{ContainerID: "former"}: {netip.MustParseAddr("10.88.0.9")}}
 		}
 		rec, kernelWrites := w.rec, w.kernelWrites
-		if s = w.run(s); s.run.refused != nil && (!reflect.DeepEqual(stored, w.stored) || !reflect.DeepEqual(rec, w.rec)) {
+		if s = w.run(s); s.progress.refused != nil && (!reflect.DeepEqual(stored, w.stored) || !reflect.DeepEqual(rec, w.rec)) {
 			w.t.Fatalf("a refused policy is stored or on record\n%s", w)
 		}
-		if (s.run.refused != nil || s.RecordErr != nil) && kernelWrites != w.kernelWrites {
+		if (s.progress.refused != nil || s.RecordErr != nil) && kernelWrites != w.kernelWrites {
 			w.t.Fatalf("a change that fails has written to the kernel\n%s", w)
 		}
 		if s.RecordErr != nil && !slices.Equal(s.node.exempt.Pods, rec.Pods) && !s.ExemptionChanges() {
 			w.t.Fatalf("the rules lack a change of exempt pods, which is not known\n%s", w)
 		}
-		if s.run.refused == nil && s.RecordErr == nil && slices.ContainsFunc(sources, func(x policy.Source) bool { return !isStored(x) }) {
+		if s.progress.refused == nil && s.RecordErr == nil && slices.ContainsFunc(sources, func(x policy.Source) bool { return !isStored(x) }) {
 			w.t.Fatalf("a policy that is in force is not stored\n%s", w)
 		}
 		fails := func(c Chain) bool { return len(c.Policy.Namespaces) > 0 && s.Err(c.Policy.Chain) != nil }
-		if failed := slices.ContainsFunc(s.Chains, fails); takes && !failed && !w.taken && s.run.refused == nil && s.RecordErr == nil {
+		if failed := slices.ContainsFunc(s.Chains, fails); takes && !failed && !w.taken && s.progress.refused == nil && s.RecordErr == nil {
 			w.t.Fatalf("an address is not taken\n%s", w)
 		}
-		if !w.faults && (s.run.refused != nil || !s.InSync()) {
-			w.t.Fatalf("a change without faults ends with %v, %v, stale %v, guard %v\n%s", s.run.refused, s.Diff(), s.Stale, s.Guard.Err, w)
+		if !w.faults && (s.progress.refused != nil || !s.InSync()) {
+			w.t.Fatalf("a change without faults ends with %v, %v, stale %v, guard %v\n%s", s.progress.refused, s.Diff(), s.Stale, s.Guard.Err, w)
 		}
 		return s
 	})
@@ -351,7 +351,7 @@ func (w *world) run(s *State) *State {
 	for _, t := range s.observed.tables {
 		w.read[t.choice.String()] = true
 	}
-	s = run(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w})
+	s = takeSteps(context.Background(), s, worldEffects{does{w.Enforcer, w.lock}, w})
 	w.judgeErrors(s)
 	return s
 }
@@ -363,7 +363,7 @@ func (w *world) judgeErrors(s *State) {
 			w.t.Fatalf("an error without its cause: %v\n%s", c.Err, w)
 		}
 	}
-	if w.interfered() || s.run.refused != nil { // a question reads for itself
+	if w.interfered() || s.progress.refused != nil { // a question reads for itself
 		return
 	}
 	now := s.clone()

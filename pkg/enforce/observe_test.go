@@ -214,7 +214,7 @@ func TestAddressOfAFailedRun(t *testing.T) {
 	}
 	for effect, others := range map[string]bool{writeRules: false, "write guards": false, "write ": true, "no such effect": false} {
 		f := newFixture(t)
-		f.enforcer.AllPods = true
+		f.enforcer.RereadAll = true
 		attach := func(container, namespace string) {
 			must(t, f.enforcer.Dir.Attach(store.Pod{Attachment: attachment(container), Namespace: namespace, Addresses: []netip.Addr{address}}))
 		}

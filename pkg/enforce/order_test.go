@@ -68,7 +68,7 @@ func TestExemptionUnderAnUnreadableGuard(t *testing.T) {
 	f.mustApply(net)
 	pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod", IfName: "eth0"}, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.5")}}
 	must(t, f.enforcer.Dir.Attach(pod))
-	f.enforcer.Attachments = []store.Attachment{pod.Attachment}
+	f.enforcer.Reread = []store.Attachment{pod.Attachment}
 	f.kernel.log, f.kernel.fail = nil, map[string]error{readGuards: errRefused}
 	f.sync(net)
 	f.writes()
@@ -331,7 +331,7 @@ func TestResetKnowsTheExemptPods(t *testing.T) {
 	}
 	pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod", IfName: "eth0"}, Namespace: "prod", Addresses: []netip.Addr{netip.MustParseAddr("10.88.0.5")}}
 	must(t, f.enforcer.Dir.Attach(pod))
-	f.enforcer.Attachments = []store.Attachment{pod.Attachment}
+	f.enforcer.Reread = []store.Attachment{pod.Attachment}
 	f.mustApply(net("10.0.0.0/8"))
 	f.mustApply(net("192.0.2.0/24"))
 	resets := f.record().Resets

@@ -12,29 +12,29 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// exemptPods are the namespaces of the policies, and the addresses of their pods.
-type exemptPods struct {
+// exemption is the namespaces of the policies, and the addresses of their pods.
+type exemption struct {
 	store.ExemptPods
 	taken map[store.Attachment][]netip.Addr
 	moved []netip.Addr // those of taken that another namespace had
-	own   []netip.Addr // of the pods of Attachments
+	own   []netip.Addr // of the pods of Enforcer.Reread
 }
 
 // podListing is which records of pods are read.
 type podListing int
 
 const (
-	// recordedPods are those of Attachments, or of all attachments if the record is for other namespaces.
+	// recordedPods are those of Enforcer.Reread, or of all attachments if the record is for other namespaces.
 	recordedPods podListing = iota
 	// allPods are those of all attachments.
 	allPods
 )
 
-// exemptPods finds out which pods the policies exempt, and makes their addresses exempt sources.
-func (e *Enforcer) exemptPods(s *State, listing podListing) {
+// exemption finds out which pods the policies exempt, and makes their addresses exempt sources.
+func (e *Enforcer) desireExemption(s *State, listing podListing) {
 	var err error
-	s.node.exempt, err = e.readExemptPods(s.Policies(), s.onRecord.now, listing)
-	if listing == recordedPods {
+	s.node.exempt, err = e.readExemption(s.Policies(), s.onRecord.now, listing)
+	if listing == recordedPods { // a change that is about too many pods is refused as a whole, by CheckBounds
 		for i := range s.Chains {
 			e.limitExemptPods(s, &s.Chains[i])
 		}
@@ -113,45 +113,49 @@ func (s *State) OverLimit(addresses []netip.Addr) error {
 	return nil
 }
 
-// readExemptPods reads the records of pods.
-func (e *Enforcer) readExemptPods(
+// readExemption finds out by the records of pods which pods the policies exempt.
+func (e *Enforcer) readExemption(
 	policies []policy.Policy, rec store.Record, listing podListing,
-) (exemptPods, error) {
+) (exemption, error) {
 	namespaces := namespacesOf(policies)
 	if len(namespaces) == 0 {
-		return exemptPods{}, nil
+		return exemption{}, nil
 	}
-	if e.AllPods || !slices.Equal(namespaces, rec.Namespaces) {
+	if e.RereadAll || !slices.Equal(namespaces, rec.Namespaces) {
 		listing = allPods
 	}
-	var known []store.ExemptPod // which are not read again
-	var pods []store.Pod
-	var err error
-	switch listing {
-	case allPods:
-		pods, _, err = e.Dir.Pods()
-	case recordedPods:
-		again := slices.Clone(e.Attachments)
-		for _, p := range rec.Pods {
-			if e.AllAttachments || slices.Contains(e.Attachments, p.Attachment) {
-				again = append(again, p.Attachment)
-			} else {
-				known = append(known, p)
-			}
-		}
-		pods, err = e.readPods(again)
-	}
+	known, pods, err := e.readPods(rec, listing)
 	if err != nil {
-		return exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: rec.Pods}},
+		return exemption{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: rec.Pods}},
 			fmt.Errorf("read the records of pods: %w", err)
 	}
 	x := owners(namespaces, known, pods)
 	for _, p := range pods {
-		if slices.Contains(e.Attachments, p.Attachment) {
+		if slices.Contains(e.Reread, p.Attachment) {
 			x.own = append(x.own, p.Addresses...)
 		}
 	}
 	return x, nil
+}
+
+// readPods reads records of pods. Known are the exempt pods by the stored record that are not read again.
+func (e *Enforcer) readPods(
+	rec store.Record, listing podListing,
+) (known []store.ExemptPod, pods []store.Pod, err error) {
+	if listing == allPods {
+		pods, _, err = e.Dir.Pods()
+		return nil, pods, err
+	}
+	again := slices.Clone(e.Reread)
+	for _, p := range rec.Pods {
+		if e.RereadExempt || slices.Contains(e.Reread, p.Attachment) {
+			again = append(again, p.Attachment)
+		} else {
+			known = append(known, p)
+		}
+	}
+	pods, err = e.podsOf(again)
+	return known, pods, err
 }
 
 // namespacesOf returns the namespaces whose pods the policies exempt, sorted, each once.
@@ -169,8 +173,8 @@ func namespacesOf(policies []policy.Policy) []string {
 // owners returns the pods of namespaces by the records of exempt addresses and of pods. An address belongs to
 // the newest attachment that has it, and to one from the runtime's cache only if no other has it; taken are
 // the others that have it. It is pure.
-func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exemptPods {
-	x := exemptPods{taken: map[store.Attachment][]netip.Addr{}}
+func owners(namespaces []string, known []store.ExemptPod, pods []store.Pod) exemption {
+	x := exemption{taken: map[store.Attachment][]netip.Addr{}}
 	x.Namespaces = namespaces
 	holders := map[netip.Addr]store.ExemptPod{}
 	for _, claim := range slices.Concat(known, claims(pods)) {
@@ -217,8 +221,8 @@ func precedes(claim, held store.ExemptPod) bool {
 	return claim.At >= held.At
 }
 
-// readPods reads the records of attachments, without those that are gone.
-func (e *Enforcer) readPods(attachments []store.Attachment) (pods []store.Pod, err error) {
+// podsOf reads the records of attachments, without those that are gone.
+func (e *Enforcer) podsOf(attachments []store.Attachment) (pods []store.Pod, err error) {
 	slices.SortFunc(attachments, store.Attachment.Compare)
 	for _, a := range slices.Compact(attachments) {
 		p, err := e.Dir.Pod(a)
@@ -235,12 +239,12 @@ func (e *Enforcer) readPods(attachments []store.Attachment) (pods []store.Pod, e
 // PodsRecorded reports whether the record has the pods that are to be exempt. It reads no rules.
 func (e *Enforcer) PodsRecorded(s store.State) bool {
 	rec := e.currentBoot(s.Record)
-	x, err := e.readExemptPods(policy.Merge(s.Sources), rec, recordedPods)
+	x, err := e.readExemption(policy.Merge(s.Sources), rec, recordedPods)
 	return err == nil && x.recorded(rec)
 }
 
 // recorded reports whether the record has these pods, and no attachment loses an address.
-func (x *exemptPods) recorded(rec store.Record) bool {
+func (x *exemption) recorded(rec store.Record) bool {
 	return len(x.taken) == 0 && slices.Equal(x.Namespaces, rec.Namespaces) && slices.Equal(x.Pods, rec.Pods)
 }
 
@@ -251,9 +255,9 @@ func (s *State) ExemptionChanges() bool {
 }
 
 // passed returns the addresses that pass to pods with another verdict. While the namespaces change, or their
-// record was lost, only addresses of Attachments count (own), and those that a pod of another namespace had
-// (moved). That other addresses become exempt is a change of the policy then, whose reset is another one.
-func (x *exemptPods) passed(rec store.Record) []netip.Addr {
+// record was lost, only addresses of Enforcer.Reread count (own), and those that a pod of another namespace
+// had (moved). That other addresses become exempt is a change of the policy then, whose reset is another one.
+func (x *exemption) passed(rec store.Record) []netip.Addr {
 	var passed []netip.Addr
 	for _, p := range podsWithout(x.Pods, rec.Pods) {
 		if !p.Cached { // else it had its address all the time
@@ -289,8 +293,8 @@ func podsWithout(pods, others []store.ExemptPod) (missing []store.ExemptPod) {
 	return missing
 }
 
-// ExemptPods returns the number of pods that these policies exempt because of their namespaces.
-func (s *State) ExemptPods(policies ...policy.Policy) int {
+// CountExemptPods returns the number of pods that these policies exempt because of their namespaces.
+func (s *State) CountExemptPods(policies ...policy.Policy) int {
 	namespaces := namespacesOf(policies)
 	containers := map[string]bool{}
 	for _, p := range s.node.exempt.Pods {

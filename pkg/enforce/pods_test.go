@@ -42,7 +42,7 @@ func TestOwners(t *testing.T) {
 		"the newer one of the cache": {pod("a", "prod", 2, true), pod("b", "prod", 1, true), true, false},
 	} {
 		other := exempt(c.loser.ContainerID, c.loser.Namespace, c.loser.At, c.loser.Cached)
-		for _, x := range []exemptPods{
+		for _, x := range []exemption{
 			owners([]string{"prod"}, nil, []store.Pod{c.winner, c.loser}), owners([]string{"prod"}, nil, []store.Pod{c.loser, c.winner}),
 			owners([]string{"prod"}, []store.ExemptPod{other}, []store.Pod{c.winner}),
 		} {
@@ -82,7 +82,7 @@ func TestPassed(t *testing.T) {
 		"a new list, moved":              {nil, nil, "", "moved", true},
 		"a shorter list":                 {list(dev), nil, "dev", "", false},
 	} {
-		x := exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"prod"}, Pods: c.now}}
+		x := exemption{ExemptPods: store.ExemptPods{Namespaces: []string{"prod"}, Pods: c.now}}
 		switch c.mine {
 		case "own":
 			x.own = []netip.Addr{prod.Address}
@@ -101,13 +101,13 @@ func TestRecordedPods(t *testing.T) {
 	prod, taken := exempt("a", "prod", 1, false), map[store.Attachment][]netip.Addr{{}: nil}
 	rec := store.ExemptPods{Namespaces: []string{"prod"}, Pods: []store.ExemptPod{prod}}
 	for _, c := range []struct {
-		x                 exemptPods
+		x                 exemption
 		recorded, changes bool
 	}{
-		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces, Pods: rec.Pods}}, true, false},
-		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces, Pods: rec.Pods}, taken: taken}, false, true},
-		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev"}, Pods: rec.Pods}}, false, false},
-		{exemptPods{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces}}, false, true},
+		{exemption{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces, Pods: rec.Pods}}, true, false},
+		{exemption{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces, Pods: rec.Pods}, taken: taken}, false, true},
+		{exemption{ExemptPods: store.ExemptPods{Namespaces: []string{"dev"}, Pods: rec.Pods}}, false, false},
+		{exemption{ExemptPods: store.ExemptPods{Namespaces: rec.Namespaces}}, false, true},
 	} {
 		s := State{node: node{exempt: c.x}, onRecord: onRecord{before: store.Record{ExemptPods: rec}, now: store.Record{ExemptPods: rec}}}
 		if s.PodsRecorded() != c.recorded || s.ExemptionChanges() != c.changes {
@@ -151,7 +151,7 @@ func TestBound(t *testing.T) {
 	} {
 		source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}, PodCIDRs: c.podCIDRs}
 		s := &State{onRecord: onRecord{now: store.Record{ExemptPods: store.ExemptPods{Namespaces: c.namespaces}}}}
-		s.node.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: []string{"dev", "prod"}, Pods: c.pods}}
+		s.node.exempt = exemption{ExemptPods: store.ExemptPods{Namespaces: []string{"dev", "prod"}, Pods: c.pods}}
 		s.Chains = []Chain{{Choice: c.in, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
 		e.limitExemptPods(s, &s.Chains[0])
 		oldest, newest := s.OverLimit([]netip.Addr{c.pods[len(c.pods)-2].Address}), s.OverLimit([]netip.Addr{pods[0].Address})
@@ -178,7 +178,7 @@ func TestBoundOfChains(t *testing.T) {
 	for _, pods := range [][]store.ExemptPod{pods, append(slices.Clone(pods), last)} {
 		namespaces := []string{"prod"}
 		s := &State{onRecord: onRecord{now: store.Record{ExemptPods: store.ExemptPods{Namespaces: namespaces}}}}
-		s.node.exempt = exemptPods{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: pods}}
+		s.node.exempt = exemption{ExemptPods: store.ExemptPods{Namespaces: namespaces, Pods: pods}}
 		for chain, in := range map[string]netfilter.Choice{"A": netfiltertest.NFTables, "B": netfiltertest.IPTables} {
 			p := policy.Merge([]policy.Source{{Policy: policy.SourcePolicy{Chain: chain, NonMasqueradeNamespaces: namespaces}}})[0]
 			s.Chains = append(s.Chains, Chain{Choice: in, Policy: p})
@@ -218,7 +218,7 @@ func TestPodsBeyondAsAWhole(t *testing.T) {
 	pods = append(pods, p, later)
 	namespaces := store.ExemptPods{Namespaces: []string{"prod"}, Pods: pods}
 	rec := store.Record{ExemptPods: store.ExemptPods{Namespaces: []string{"prod"}}}
-	s := &State{onRecord: onRecord{now: rec}, node: node{exempt: exemptPods{ExemptPods: namespaces}}}
+	s := &State{onRecord: onRecord{now: rec}, node: node{exempt: exemption{ExemptPods: namespaces}}}
 	source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}}
 	s.Chains = []Chain{{Choice: netfiltertest.IPTables, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
 	e.limitExemptPods(s, &s.Chains[0])

@@ -15,6 +15,12 @@ import (
 
 // State is what is desired of a node, what was observed, what is on record, and what happened in a run. It
 // determines the next step.
+//
+// Of owned chains, one is unwanted in a backend or family in which no policy wants it. It is stale if this
+// process is to remove it, and removable as soon as it may go. A chain stays if it is in tables that are
+// written, and is not written itself. Of addresses of pods, one is taken if an attachment had it before, and
+// moved if the pod of that one has another namespace; it has passed if its pod has another verdict now. Of
+// outputAddresses, one is former if it was in force and is on the node, and has left if it is not.
 type State struct {
 	// Chains are the chains of the policies, sorted by name as policy.Merge sorts them.
 	Chains []Chain
@@ -34,14 +40,14 @@ type State struct {
 	observed  observed
 	onRecord  onRecord
 	documents documents
-	run       progress
+	progress  progress
 }
 
 // node is what is desired of the node, besides the rules of each chain and the guards.
 type node struct {
 	owner      policy.Owner
 	addresses  []policy.NodeAddress // nil if no policy needs them, or they cannot be read
-	exempt     exemptPods
+	exempt     exemption
 	triesAgain bool // to remove what could not be removed: a reconciler
 	keepsAll   bool // some documents cannot be read: what exists stays, and nothing is stale
 }
@@ -64,7 +70,7 @@ type documents struct {
 	before   []policy.Source // all that were stored before the change; nil: there is none
 	after    []policy.Source // all that are to be stored
 	unstored []policy.Source // those that are still to be stored
-	restored bool            // some document could not be read before: ADDs beside it left the rules as they were
+	restored bool            // one could not be read before: ADDs beside it left the rules as they were
 }
 
 // progress is what happened in the run.
@@ -187,7 +193,7 @@ func (s *State) staying(t *tables) []policy.Chain {
 	for _, o := range t.observation.Rules.Chains {
 		c := s.Find(o.Name)
 		failedElsewhere := c != nil && c.Err != nil && c.Choice != t.choice
-		mustStay := failedElsewhere && !s.node.keepsAll // else it is kept
+		mustStay := failedElsewhere && !s.node.keepsAll // with keepsAll it is in ofNoPolicy
 		if mustStay || isSurplus[policy.ChainFamily{Chain: o.Name, Family: o.Family}] {
 			o.Rules = recognized(o.Rules)
 			staying = append(staying, o)
@@ -332,7 +338,7 @@ func (s *State) rulesDiff(counts func(*Chain) bool) policy.Diff {
 	return all
 }
 
-// discardDiff discards the differences.
+// discardDiff takes the differences as done: a dry run leaves them, as nothing was written.
 func (s *State) discardDiff() {
 	s.Stale, s.Duplicates, s.OtherDataDirs, s.Guard.Diff = nil, nil, nil, nil
 	for i := range s.Chains {
@@ -435,7 +441,7 @@ func (s *State) unwanted() []store.OwnedChain {
 	for _, o := range slices.Concat(s.onRecord.now.Chains, s.observed.unrecorded) {
 		c := s.Find(o.Chain)
 		failed := c != nil && c.Err != nil
-		if !failed && !slices.Contains(s.run.removed, o) && !s.wants(o.Chain, o.Family, ChoiceOf(o)) {
+		if !failed && !slices.Contains(s.progress.removed, o) && !s.wants(o.Chain, o.Family, ChoiceOf(o)) {
 			unwanted = append(unwanted, o)
 		}
 	}
@@ -453,7 +459,7 @@ func (s *State) stale() []store.OwnedChain {
 	var stale []store.OwnedChain
 	for _, o := range s.unwanted() {
 		isLeft := o.RemovalFailed && !s.node.triesAgain
-		if !isLeft && !slices.Contains(s.run.failedRemovals, o) {
+		if !isLeft && !slices.Contains(s.progress.failedRemovals, o) {
 			stale = append(stale, o)
 		}
 	}

@@ -51,8 +51,8 @@ func isReadEnough(readings int, differs bool) bool {
 // unread makes all unread, as another program interfered. If that happens too often it fails what is to be
 // written.
 func (s *State) unread(err error) {
-	s.run.overtaken++
-	tooOften := s.run.overtaken >= maxOvertaken
+	s.progress.overtaken++
+	tooOften := s.progress.overtaken >= maxOvertaken
 	if tooOften && s.guardDiffers() {
 		s.Guard.failWrite(err)
 	}
@@ -69,10 +69,10 @@ func (s *State) unread(err error) {
 // ask asks whether all would be accepted, before anything is stored: a policy that is refused leaves the old
 // one in force.
 func ask(ctx context.Context, do effects, s *State) *State {
-	s.run.asked = true
-	answer := run(ctx, s, do.asking())
+	s.progress.asked = true
+	answer := takeSteps(ctx, s, do.asking())
 	for _, src := range s.documents.unstored {
-		s.run.refused = cmp.Or(s.run.refused, answer.Err(src.Policy.Chain))
+		s.progress.refused = cmp.Or(s.progress.refused, answer.Err(src.Policy.Chain))
 	}
 	return s
 }
@@ -81,7 +81,7 @@ func ask(ctx context.Context, do effects, s *State) *State {
 // agent, which stay if the kernel refuses the policy that takes them over. On a node without rules nothing is
 // asked: there is no policy to keep.
 func (s *State) mustAsk() bool {
-	if s.run.asked || len(s.documents.unstored) == 0 {
+	if s.progress.asked || len(s.documents.unstored) == 0 {
 		return false
 	}
 	return len(s.onRecord.before.Chains) > 0 || s.mayHaveRules()
@@ -105,7 +105,7 @@ func recordFirst(_ context.Context, do effects, s *State) *State {
 	if len(s.onRecord.planned.Resets) > len(s.onRecord.now.Resets) {
 		do.warn(fmt.Errorf("connections are not reset: %w", err))
 	}
-	s.RecordErr, s.run.keepsToRecord = &UnwritableError{err}, true
+	s.RecordErr, s.progress.keepsToRecord = &UnwritableError{err}, true
 	for i := range s.Chains {
 		c := &s.Chains[i]
 		if !c.Recorded {
@@ -150,8 +150,8 @@ func (s *State) failRecord(err error) {
 	}
 }
 
-// storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt, or if a
-// document can be read again: an ADD that read the documents before has recorded its pod by now.
+// storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt, or if
+// a document can be read again: an ADD that read the documents before has recorded its pod by now.
 func storeDocuments(_ context.Context, do effects, s *State) *State {
 	for _, src := range s.documents.unstored {
 		if err := do.Put(src); err != nil {
@@ -261,11 +261,12 @@ func removeStale(ctx context.Context, do effects, s *State) *State {
 	err := do.remove(ctx, o)
 	do.warn(err)
 	if err == nil {
-		s.run.removed = append(slices.Clip(s.run.removed), o) // clone shares the array
+		s.progress.removed = append(slices.Clip(s.progress.removed), o) // clone shares the array
 		s.Guard.writes = 0
 		s.forget(o)
 	} else {
-		s.run.failedRemovals = append(slices.Clip(s.run.failedRemovals), o) // so that not every ADD tries again
+		// On record, so that not every ADD tries again.
+		s.progress.failedRemovals = append(slices.Clip(s.progress.failedRemovals), o)
 	}
 	s.compare()
 	return s
@@ -380,11 +381,11 @@ func (s *State) truth() store.Record {
 	truth := s.onRecord.now
 	truth.Chains = nil
 	for _, o := range s.onRecord.now.Chains {
-		if slices.Contains(s.run.removed, o) || s.wasNeverWritten(o) {
+		if slices.Contains(s.progress.removed, o) || s.wasNeverWritten(o) {
 			continue
 		}
 		isInPlace := s.wants(o.Chain, o.Family, ChoiceOf(o)) && s.isWritten(s.Find(o.Chain))
-		couldNotBeRemoved := o.RemovalFailed || slices.Contains(s.run.failedRemovals, o)
+		couldNotBeRemoved := o.RemovalFailed || slices.Contains(s.progress.failedRemovals, o)
 		o.RemovalFailed = couldNotBeRemoved && !isInPlace
 		truth.Chains = append(truth.Chains, o)
 	}

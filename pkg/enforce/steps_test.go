@@ -64,7 +64,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 				fails += s.Chains[i].Policy.Chain
 			}
 		}
-		if fails != c.fails || d.warnings != c.warnings || s.RecordErr == nil || s.run.keepsToRecord == c.isChange {
+		if fails != c.fails || d.warnings != c.warnings || s.RecordErr == nil || s.progress.keepsToRecord == c.isChange {
 			t.Errorf("%s: chains %s fail, %d warnings, error %v", name, fails, d.warnings, s.RecordErr)
 		}
 		if isOver := s.isOnRecord(); isOver == c.isChange {
@@ -77,7 +77,7 @@ func TestRecordThatCannotBeWritten(t *testing.T) {
 func TestWarningsOfAFullDisk(t *testing.T) {
 	d := &fullDisk{room: -1}
 	s := &State{
-		node:     node{exempt: exemptPods{taken: map[store.Attachment][]netip.Addr{{}: nil}}},
+		node:     node{exempt: exemption{taken: map[store.Attachment][]netip.Addr{{}: nil}}},
 		onRecord: onRecord{planned: store.Record{Boot: "this"}},
 	}
 	s.Guard.readings = enoughReadings
@@ -242,7 +242,7 @@ func TestPodRecordedBeforeDocumentsAreStored(t *testing.T) {
 		s := e.ObserveProposal(t.Context(), p, rec)
 		s.changes(nil, p)
 		s.begin(1)
-		s = run(t.Context(), s, storing{does{e, lock}, func() {
+		s = takeSteps(t.Context(), s, storing{does{e, lock}, func() {
 			pod := store.Pod{Attachment: store.Attachment{Network: "podnet", ContainerID: "pod", IfName: "eth0"}, Namespace: "prod", Addresses: []netip.Addr{address}}
 			assert.NoError(t, e.Dir.Attach(pod))
 		}})
@@ -266,7 +266,7 @@ func (recordless) PutRecord(store.Record) error { return errFault }
 // written. Its addresses are exempt when that can be.
 func TestRepairWithoutRecord(t *testing.T) {
 	kernel := netfiltertest.New()
-	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, AllPods: true}
+	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, RereadAll: true}
 	lock := assert.Must(e.Dir.Lock(t.Context()))(t)
 	defer func() { _ = lock.Release() }()
 	sources := []policy.Source{{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: policy.SourcePolicy{
@@ -292,7 +292,7 @@ func TestRepairWithoutRecord(t *testing.T) {
 	kernel.Changed()
 	s := observe()
 	s.begin(1)
-	s = run(t.Context(), s, recordless{does{e, lock}})
+	s = takeSteps(t.Context(), s, recordless{does{e, lock}})
 	if !errors.Is(s.RecordErr, errFault) || s.Err("A") != nil {
 		t.Errorf("record: %v, chain: %v", s.RecordErr, s.Err("A"))
 	}
@@ -317,7 +317,7 @@ func TestRepairWithoutRecord(t *testing.T) {
 // too, and stay as they are while the record cannot be written.
 func TestNoRepairWithoutRecordBesideALostDocument(t *testing.T) {
 	kernel := netfiltertest.New()
-	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, AllPods: true}
+	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, RereadAll: true}
 	lock := assert.Must(e.Dir.Lock(t.Context()))(t)
 	defer func() { _ = lock.Release() }()
 	sources := []policy.Source{
@@ -340,7 +340,7 @@ func TestNoRepairWithoutRecordBesideALostDocument(t *testing.T) {
 	s.keepWhatExists(nil)
 	s.begin(1)
 	before := kernel.Generation
-	s = run(t.Context(), s, recordless{does{e, lock}})
+	s = takeSteps(t.Context(), s, recordless{does{e, lock}})
 	if !errors.Is(s.RecordErr, errFault) {
 		t.Errorf("record: %v", s.RecordErr)
 	}
@@ -351,7 +351,7 @@ func TestNoRepairWithoutRecordBesideALostDocument(t *testing.T) {
 // and the prefixes of the stored policy would be those of no policy.
 func TestNoRepairWithoutRecordOfAnotherList(t *testing.T) {
 	kernel := netfiltertest.New()
-	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, AllPods: true}
+	e := &Enforcer{Dir: store.Open(t.TempDir() + "/state"), Drivers: kernel.Drivers(), Warn: func(error) {}, RereadAll: true}
 	lock := assert.Must(e.Dir.Lock(t.Context()))(t)
 	defer func() { _ = lock.Release() }()
 	source := policy.Source{ID: policy.SourceID{Kind: policy.Network, Name: "podnet"}, Policy: policy.SourcePolicy{
@@ -370,7 +370,7 @@ func TestNoRepairWithoutRecordOfAnotherList(t *testing.T) {
 	s := e.Observe(t.Context(), []policy.Source{source}, record())
 	s.begin(1)
 	before := kernel.Generation
-	s = run(t.Context(), s, recordless{does{e, lock}})
+	s = takeSteps(t.Context(), s, recordless{does{e, lock}})
 	if !errors.Is(s.RecordErr, errFault) {
 		t.Errorf("record: %v", s.RecordErr)
 	}
@@ -402,7 +402,7 @@ func TestNoRepairWithoutRecordOfOtherOutputs(t *testing.T) {
 	s := e.Observe(t.Context(), sources, record())
 	s.begin(1)
 	before := kernel.Generation
-	s = run(t.Context(), s, recordless{does{e, lock}})
+	s = takeSteps(t.Context(), s, recordless{does{e, lock}})
 	if !errors.Is(s.RecordErr, errFault) {
 		t.Errorf("record: %v", s.RecordErr)
 	}

@@ -42,7 +42,7 @@ func (e *Enforcer) Apply(
 		return s, nil
 	}
 	s = e.run(ctx, s, lock)
-	return s, cmp.Or(s.run.refused, s.RecordErr)
+	return s, cmp.Or(s.progress.refused, s.RecordErr)
 }
 
 // CheckApply returns the state that an Apply would leave, as CheckSync does.
@@ -83,8 +83,8 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 		}
 	}
 	s.begin(store.BootTime())
-	s = run(ctx, s, does{e, lock})
-	if s.RecordErr == nil && s.run.refused == nil && !s.node.keepsAll {
+	s = takeSteps(ctx, s, does{e, lock})
+	if s.RecordErr == nil && s.progress.refused == nil && !s.node.keepsAll {
 		e.removeDuplicates(ctx, s, lock)
 	}
 	return s
@@ -94,9 +94,9 @@ func (e *Enforcer) run(ctx context.Context, s *State, lock *store.Lock) *State {
 // longer differs, and the errors say what it refuses. Only the difference of guards stays if they fail: it
 // says which chains that is about.
 func (e *Enforcer) check(ctx context.Context, s *State) *State {
-	s.run.asked = true
+	s.progress.asked = true
 	s.begin(store.BootTime())
-	s = run(ctx, s, asks{e})
+	s = takeSteps(ctx, s, asks{e})
 	guardDiff := s.Guard.Diff
 	s.discardDiff()
 	if s.Guard.Err != nil {
@@ -109,7 +109,7 @@ func (e *Enforcer) check(ctx context.Context, s *State) *State {
 // iptables-legacy have no generation, and would be read again before each write. The guard tables have one,
 // and are read again if they could be torn.
 func (s *State) begin(now int64) {
-	s.run.began, s.onRecord.before = now, s.onRecord.now
+	s.progress.began, s.onRecord.before = now, s.onRecord.now
 	for i := range s.observed.tables {
 		s.observed.tables[i].readings = enoughReadings
 	}
@@ -129,7 +129,7 @@ func (s *State) plan() {
 		c := &s.Chains[i]
 		c.failed = c.Err // also if it can be read later
 	}
-	planned.Resets = s.resets(s.run.began)
+	planned.Resets = s.resets(s.progress.began)
 	s.onRecord.planned = planned
 }
 

@@ -26,7 +26,7 @@ const resetInterval = 10 * time.Second
 type walk struct {
 	state store.State
 	due   []store.Reset // that it is for
-	began int64         // before any reset that it is not for was recorded
+	began int64         // when the record was read: resets that are recorded later need another walk
 	next  time.Duration // how long to wait for another reset on record, 0 without one
 }
 

@@ -287,7 +287,7 @@ func (e exporter) rules(r *reconcile.Report, pods *enforce.State) {
 	for _, p := range limited(r.Rules.Policies()) {
 		conflict.set(float64(conflicts[p.Chain]), p.Chain)
 		if len(p.Namespaces) > 0 {
-			exemptPods.set(float64(pods.ExemptPods(p)), p.Chain)
+			exemptPods.set(float64(pods.CountExemptPods(p)), p.Chain)
 		}
 		for _, f := range p.Families() {
 			for action, n := range countPrefixes(p, f) {

@@ -59,7 +59,7 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn,
-		AllAttachments: true, AllPods: n.cached.fresh, AllBackends: true,
+		RereadExempt: true, RereadAll: n.cached.fresh, AllBackends: true,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) { return n.owned(ctx, src) },
 	}
 }
