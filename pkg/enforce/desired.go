@@ -210,5 +210,15 @@ func (e *Enforcer) wouldAccept(ctx context.Context, c netfilter.Choice, p policy
 		return err
 	}
 	desired := policy.Desired([]policy.Policy{p}, layout, e.owner())
-	return b.CheckWrite(ctx, desired, netfilter.Observation{})
+	err = b.CheckWrite(ctx, desired, netfilter.Observation{})
+	if err != nil {
+		return err
+	}
+	for _, f := range p.Families() {
+		err = b.CanList(ctx, f)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

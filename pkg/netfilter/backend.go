@@ -137,6 +137,10 @@ type Backend interface {
 	// programs only to find out their variant.
 	CanWrite(ctx context.Context, f policy.Family) error
 
+	// CanList returns why the programs of the host do not list the table in which the rules would be: nobody who
+	// looks for them there would see them.
+	CanList(ctx context.Context, f policy.Family) error
+
 	// CheckWrite returns the error that Apply would return, and changes no rules. nftables sends
 	// the same change as one batch that is not committed. iptables writes the desired chains in a
 	// network namespace of its own.

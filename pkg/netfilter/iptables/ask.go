@@ -53,6 +53,18 @@ func (p *programs) list(ctx context.Context, f policy.Family, variant, chain str
 	return rules, err
 }
 
+// listAll asks a program for all rules of table nat, and returns why it does not list them.
+func (p *programs) listAll(ctx context.Context, f policy.Family, variant string) error {
+	exists, err := inUse(f, variant)
+	if err != nil || !exists {
+		return err
+	}
+	_, err = ask(ctx, p, f, variant, func(ipt *goiptables.IPTables) ([]string, error) {
+		return ipt.ListChains(Table) // by `iptables -S`, without a chain
+	})
+	return err
+}
+
 // hasChain reports whether a program sees a chain of table nat.
 func (p *programs) hasChain(ctx context.Context, f policy.Family, variant, chain string) (bool, error) {
 	exists, err := inUse(f, variant)

@@ -73,6 +73,9 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netf
 			return err
 		}
 	}
+	if len(differing) == 0 {
+		return nil
+	}
 	scratch, err := ns.TempNetNS()
 	if err != nil {
 		return nil
@@ -103,6 +106,24 @@ func (b *backend) seesTable(ctx context.Context, f policy.Family) error {
 		err = fmt.Errorf("%s does not show chain %s of table %s, which the kernel has; "+
 			"see: nft list table %s", baseName(f), postrouting, table, table)
 	}
+	if err != nil {
+		return unusable(b.choice, judge(b.reader, f, nil, err))
+	}
+	return nil
+}
+
+// CanList implements netfilter.Backend. People list the whole table, which iptables-nft refuses if one of its
+// chains has an expression of nft that no rule of iptables has. Chains with other rules can be listed, and written,
+// by their names all the same.
+func (b *backend) CanList(ctx context.Context, f policy.Family) error {
+	chains, err := b.chainNames(f, Table, "")
+	if err != nil {
+		return readError(err)
+	}
+	if len(chains) == 0 {
+		return nil
+	}
+	err = b.programs.listAll(ctx, f, b.choice.Variant)
 	if err != nil {
 		return unusable(b.choice, judge(b.reader, f, nil, err))
 	}

@@ -207,8 +207,10 @@ func TestChooseBesideNativeTable(t *testing.T) {
 		"no table": {want: netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}},
 		"tables that iptables lists": {before: []string{"iptables-nft -t nat -A POSTROUTING -j ACCEPT", "ip6tables-nft -t nat -N X"},
 			want: netfilter.Choice{Backend: policy.IPTables, Variant: netfilter.VariantNFT}},
-		"IPv4": {before: nativeTable("ip")},
-		"IPv6": {before: nativeTable("ip6")},
+		"IPv4":                {before: nativeTable("ip")},
+		"IPv6":                {before: nativeTable("ip6")},
+		"IPv4, another chain": {before: []string{"nft 'table ip nat { chain other { ct mark set 1; }; }'"}},
+		"IPv6, another chain": {before: []string{"nft 'table ip6 nat { chain other { ct mark set 1; }; }'"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			isolate(t)
@@ -219,7 +221,9 @@ func TestChooseBesideNativeTable(t *testing.T) {
 			}))
 			c, err := netfilter.Drivers{d, works{}}.Choose(t.Context(), "X", policy.Auto, "", func(c netfilter.Choice) error {
 				b := assert.Must(d.Open(c))(t)
-				return b.CheckWrite(t.Context(), desired(policy.OwnedBy(owner), basic("X")), netfilter.Observation{})
+				return errors.Join(
+					b.CheckWrite(t.Context(), desired(policy.OwnedBy(owner), basic("X")), netfilter.Observation{}),
+					b.CanList(t.Context(), policy.IPv4), b.CanList(t.Context(), policy.IPv6))
 			})
 			if err != nil || c != tc.want { // the zero value is that of the other driver
 				t.Errorf("got %v, %v, want %v", c, err, tc.want)

@@ -424,6 +424,8 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	return cmp.Or(b.k.Unusable[b.c], b.k.Before(effect, false))
 }
 
+func (b *backend) CanList(context.Context, policy.Family) error { return nil }
+
 func (b *backend) CheckWrite(_ context.Context, desired policy.Ruleset, _ netfilter.Observation) error {
 	return cmp.Or(b.k.Before("ask for a write of "+b.c.String(), false), b.accepts(desired))
 }

@@ -118,6 +118,9 @@ func (b *backend) CanWrite(_ context.Context, f policy.Family) error {
 	return b.driver.checkOwner(netfilter.LinkOf(f), tableName)
 }
 
+// CanList implements netfilter.Backend: nft lists each table.
+func (b *backend) CanList(context.Context, policy.Family) error { return nil }
+
 func (d *Driver) checkOwner(f nfnetlink.Family, table string) error {
 	t, err := d.conn.Table(f, table)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
