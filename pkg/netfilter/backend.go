@@ -72,8 +72,10 @@ func (c Choice) HasGeneration() bool { return c.Variant != VariantLegacy }
 type OwnedChain struct {
 	policy.ChainFamily
 	Choice Choice
-	Guard  bool // it is in the table ip-masq-guard; else it is a masquerade chain
-	Owner  policy.Owner
+	// Guard tells that it is a chain of the table ip-masq-guard, guard-X or enforce-X for a masquerade chain X.
+	// Else it is a masquerade chain.
+	Guard bool
+	Owner policy.Owner
 }
 
 // String names the chain for messages.
@@ -101,9 +103,11 @@ func (g Generation) String() string {
 
 // Observation is what a backend read from the kernel.
 type Observation struct {
-	Rules      policy.Ruleset
-	Generation uint32 // of the nf_tables ruleset, if it is of one and Apply writes at that one alone; else 0
-	State      any    // the backend's own form of what it read, for Apply
+	Rules policy.Ruleset
+	// Generation is the one at which Rules were read, if nothing was committed during the reading and Apply
+	// refuses to write at any other generation; else 0.
+	Generation uint32
+	State      any // the backend's own form of what it read, for Apply
 }
 
 // Backend keeps masquerade chains in the network namespace of the calling process.
@@ -111,8 +115,8 @@ type Backend interface {
 	// Layout returns the form that the desired rules must have. It runs no program.
 	Layout() policy.Layout
 
-	// Supported returns Layout without what the host's programs cannot write. It runs a program of
-	// iptables-legacy, once in a process, to learn its version.
+	// Supported returns Layout without what the host's programs cannot write. It runs the program of
+	// iptables-legacy to learn its version, once in a process if the program has the variant in its name.
 	Supported(ctx context.Context) (policy.Layout, error)
 
 	// OwnsTables reports whether Observe reads whole tables, and Apply leaves nothing else there.
@@ -125,9 +129,9 @@ type Backend interface {
 	// Apply writes the difference between an observation and the desired chains, so that the kernel
 	// has exactly those. nftables sends one batch that fills new sets, then one with the rest, for
 	// both families; it fails with ErrChanged if the owned rules have changed since the
-	// observation, and reads the kernel itself if that is zero. iptables runs one iptables-restore
-	// per family, for which it reads the rules again. Apply does not check ownership; its callers
-	// do. Child processes that write inherit the held lock.
+	// observation. Given the zero Observation, it reads the kernel first. iptables runs one
+	// iptables-restore per family, for which it reads the rules again. Apply does not check
+	// ownership; its callers do. Child processes that write inherit the held lock.
 	Apply(ctx context.Context, desired policy.Ruleset, from Observation, held *os.File) error
 
 	// Remove removes chains and the jumps to them. A missing chain is not an error.

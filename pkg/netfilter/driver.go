@@ -35,15 +35,16 @@ type Driver interface {
 	// needs none. It runs them to learn their versions.
 	Programs(ctx context.Context, variant string) []Program
 
-	// Hanging returns which program of this backend hangs for another process of ip-masq, as an error that
-	// wraps ErrBusy.
+	// Hanging returns an error that wraps ErrBusy if another process of ip-masq has recorded that a program of
+	// this backend does not return.
 	Hanging() error
 
 	Ruleset
 }
 
-// Ruleset is the nf_tables ruleset as a whole. One driver of a program has it, as the owned tables of the
-// backend nftables and the guard tables are read and written by one socket. The others embed NoRuleset.
+// Ruleset is the nf_tables ruleset as a whole. At most one of the drivers that are linked into a binary implements
+// it: that of nftables, which reads and writes the owned tables of its backend and the guard tables by one socket.
+// The others embed NoRuleset.
 type Ruleset interface {
 	// GuardTables returns the guard tables.
 	GuardTables() (GuardTables, error)
@@ -58,7 +59,7 @@ type Ruleset interface {
 // NoRuleset is the Ruleset of a driver that has none.
 type NoRuleset struct{}
 
-var errNoRuleset = fmt.Errorf("nf_tables is not part of this program: %w", ErrUnusable)
+var errNoRuleset = fmt.Errorf("nf_tables is not built into this binary: %w", ErrUnusable)
 
 // GuardTables implements Ruleset.
 func (NoRuleset) GuardTables() (GuardTables, error) { return nil, errNoRuleset }
@@ -126,7 +127,7 @@ func (ds Drivers) named(b policy.Backend) (Driver, error) {
 			return d, nil
 		}
 	}
-	return nil, fmt.Errorf("backend %s is not part of this program: %w", b, ErrUnusable)
+	return nil, fmt.Errorf("backend %s is not built into this binary: %w", b, ErrUnusable)
 }
 
 // Choose returns the choice for a chain: of the stated backend or, if that is auto, the one in which the node
@@ -277,7 +278,7 @@ func (ds Drivers) Owned(ctx context.Context) ([]OwnedChain, error) {
 	return owned, errors.Join(errs...)
 }
 
-// Hanging returns which program hangs for another process of ip-masq.
+// Hanging returns an error if another process of ip-masq has recorded that a program does not return.
 func (ds Drivers) Hanging() error {
 	for _, d := range ds {
 		if err := d.Hanging(); err != nil {

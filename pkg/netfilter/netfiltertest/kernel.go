@@ -2,8 +2,9 @@
 
 // Package netfiltertest is a packet filter in memory, at the ports of package netfilter: netfilter.Driver,
 // Backend and GuardTables. Tests of what decides about writes, and the simulation, use it in place of a
-// kernel. It keeps what is written, refuses what was computed from an earlier reading, and says before each
-// call what the call is about to do.
+// kernel. It keeps what is written. As the kernel does, it refuses writes to the owned tables and the guard tables
+// that were computed at an earlier generation, and none of iptables-restore. Before each call it says what the call
+// is about to do.
 package netfiltertest
 
 import (
@@ -108,8 +109,9 @@ func (k *Kernel) written(in netfilter.Choice, effect string, chains []string) {
 type driver struct {
 	netfilter.NoRuleset
 	netfilter.NoPrograms
-	k             *Kernel
-	choice, other netfilter.Choice
+	k      *Kernel
+	choice netfilter.Choice
+	other  netfilter.Choice // the other variant; choice itself if there is none
 }
 
 func (d *driver) Backend() policy.Backend { return d.choice.Backend }
@@ -509,7 +511,7 @@ func (d *tables) ApplyGuards(
 		return err
 	}
 	was, isObserved := from.State.([]policy.Guard)
-	hasAny := len(was)+len(d.k.Guards) > 0
+	hasAny := len(was)+len(d.k.Guards) > 0 // to DeepEqual, nil and an empty slice differ
 	if isObserved && hasAny && !reflect.DeepEqual(was, d.k.Guards) {
 		return netfilter.ErrChanged
 	}

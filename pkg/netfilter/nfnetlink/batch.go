@@ -14,12 +14,13 @@ import (
 )
 
 // maxRanges is the number of ranges, of two elements each, in one message. An attribute ends at 64
-// KiB, which some 1,800 elements of IPv6 fill.
+// KiB, which some 1,800 elements of IPv6 fill. Larger messages would save little: what a message has
+// beside elements is less than 1 % of it.
 const maxRanges = 250
 
 // Batch collects operations for one transaction, which the kernel applies completely or not at all.
-// The zero Batch is empty. Packets can meet a set empty that its own batch uses: fill a new set in
-// an earlier batch.
+// The zero Batch is empty. If one batch creates a set, fills it and adds a rule that uses it, a
+// packet can meet the rule while the set is still empty. So fill a new set in an earlier batch.
 type Batch struct {
 	// Generation, if not 0, is the one that the kernel must still have, or Commit returns ErrStale.
 	Generation uint32
@@ -56,7 +57,8 @@ func (b *Batch) DeleteTable(family Family, table string) {
 	b.end()
 }
 
-// AddChain adds a chain, a base chain if base is not nil. An existing one gets its policy.
+// AddChain adds a chain, a base chain if base is not nil. If the chain exists, its policy becomes that of base, and
+// nothing else changes.
 func (b *Batch) AddChain(family Family, table, chain string, base *Base) {
 	op := operation{"add chain", family, table, chain}
 	w := b.begin(op, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, unix.NFTA_CHAIN_NAME)
@@ -101,7 +103,8 @@ func (b *Batch) DeleteRule(family Family, table, chain string, handle uint64) {
 	b.end()
 }
 
-// AddSet adds an empty set, which needs no attribute in Other. An existing one of the same form stays.
+// AddSet adds an empty set. Other must be false: no such attributes are written. An existing set of the same form
+// stays as it is.
 func (b *Batch) AddSet(family Family, table string, s Set) {
 	op := operation{"add set", family, table, s.Name}
 	w := b.begin(op, unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, unix.NFTA_SET_NAME)
@@ -202,11 +205,11 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 	if b.w.err != nil {
 		return false, fmt.Errorf("%s: %w", op, b.w.err)
 	}
-	begin := c.sequence + 1
+	first := c.sequence + 1 // begins the batch
 	if err := c.write(op, b.serialize(&c.sequence, ends)); err != nil {
 		return false, err
 	}
-	last := begin + uint32(len(b.ops))
+	last := first + uint32(len(b.ops)) // the last operation
 	var refusal *Error
 	// The kernel has answered by the time that the write returns: to each operation that it refuses and, as
 	// requested, to the last one. An error of the batch as a whole is an answer to its first message, and the
@@ -215,8 +218,9 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 		if err != nil {
 			return acknowledged, err
 		}
-		isAnswer := m.typ == unix.NLMSG_ERROR && m.sequence-begin <= last-begin
-		if !isAnswer { // but to an earlier request that failed
+		// Sequence numbers wrap. An answer can be one to an earlier request that failed.
+		isAnswer := m.typ == unix.NLMSG_ERROR && m.sequence-first <= last-first
+		if !isAnswer {
 			continue
 		}
 		err = decodeError(m)
@@ -225,7 +229,7 @@ func (c *Conn) transact(op operation, b *Batch, ends bool) (acknowledged bool, e
 			return acknowledged, op.wrap(err)
 		}
 		if isRefusal && refusal == nil {
-			refusal = b.refusal(op, refused, m.sequence-begin)
+			refusal = b.refusal(op, refused, m.sequence-first)
 		}
 		if !isRefusal && m.sequence == last {
 			acknowledged = true

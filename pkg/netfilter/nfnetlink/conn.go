@@ -47,22 +47,19 @@ type Conn struct {
 	out        attrWriter // of the last request
 	attrs      attrTable
 	consistent bool // within ConsistentRead
-	// consistentLimit is the time after which ConsistentRead begins no other attempt; 0 is the default.
+	// consistentLimit is the time after which ConsistentRead begins no other attempt; 0 is the default. Only a
+	// test sets it.
 	consistentLimit time.Duration
 }
 
 // open opens the socket once.
 func (c *Conn) open() (err error) {
-	switch {
-	case c.in != nil:
+	if c.in != nil {
 		return nil
-	case c.routes:
-		// The kernel lists only the routes of the type asked for. Before Linux 4.20 it lists all.
-		c.fd, err = openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, func(fd int) error {
-			err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
-			return cmp.Or(ignore(err, unix.ENOPROTOOPT), limitAnswer(fd))
-		})
-	default:
+	}
+	if c.routes {
+		c.fd, err = openSocket("open rtnetlink socket", unix.NETLINK_ROUTE, 0, setUpRoutes)
+	} else {
 		c.fd, err = openSocket("open nf_tables socket", unix.NETLINK_NETFILTER, 0, setUpNetfilter)
 	}
 	if err == nil {
@@ -72,12 +69,31 @@ func (c *Conn) open() (err error) {
 }
 
 func setUpNetfilter(fd int) error {
-	return cmp.Or(
-		setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receiveBuffer),
-		setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer),
-		// Refusals come without a copy of the request.
-		ignore(unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1), unix.ENOPROTOOPT),
-		limitAnswer(fd))
+	err := setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, receiveBuffer)
+	if err != nil {
+		return err
+	}
+	err = setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, sendBuffer)
+	if err != nil {
+		return err
+	}
+	// Refusals come without a copy of the request.
+	err = unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
+	err = ignore(err, unix.ENOPROTOOPT)
+	if err != nil {
+		return err
+	}
+	return limitAnswer(fd)
+}
+
+// setUpRoutes lets the kernel list only the routes of the type asked for. Before Linux 4.20 it lists all.
+func setUpRoutes(fd int) error {
+	err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1)
+	err = ignore(err, unix.ENOPROTOOPT)
+	if err != nil {
+		return err
+	}
+	return limitAnswer(fd)
 }
 
 // limitAnswer lets a receive fail after answerTimeout.
@@ -192,7 +208,7 @@ func (w *attrWriter) names(op operation, nameAttr uint16) {
 	}
 }
 
-// wrap adds the operation to an error, if there is one.
+// wrap adds the operation to an error, if there is one. It sets that of an *Error.
 func (o operation) wrap(err error) error {
 	if err == nil {
 		return nil
@@ -205,7 +221,7 @@ func (o operation) wrap(err error) error {
 	return fmt.Errorf("%s: %w", o, err)
 }
 
-// request is a request that a callback gets the answers to.
+// request is one message to the kernel. handle is called with each answer.
 type request struct {
 	op         operation
 	typ, flags uint16
@@ -255,7 +271,8 @@ func (c *Conn) query(ctx context.Context, r request) (interrupted bool, err erro
 		if failure == nil {
 			failure = r.answer(m)
 		}
-		if r.flags&unix.NLM_F_DUMP == 0 {
+		isOnlyAnswer := r.flags&unix.NLM_F_DUMP == 0
+		if isOnlyAnswer {
 			break
 		}
 	}
@@ -422,7 +439,8 @@ func (e *Error) Error() string {
 // Unwrap returns the Errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Unsupported reports whether an error is that of a kernel without nf_tables or the family.
+// Unsupported reports whether an error is that of a kernel without nf_tables or the family. A kernel without the
+// subsystem answers a message with EINVAL, and a batch with EOPNOTSUPP.
 func Unsupported(err error) bool {
 	return isOneOf(err, unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EAFNOSUPPORT, unix.EINVAL)
 }

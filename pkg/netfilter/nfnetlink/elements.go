@@ -32,7 +32,8 @@ type Element struct {
 }
 
 // Contents returns a set or map, or an error that is os.ErrNotExist. Elements that do not decode are an
-// error.
+// error. Attributes of an element that are not known are ignored: package thirdparty, the only caller, judges what
+// rules may do.
 func (c *Conn) Contents(family Family, table, name string) (Contents, error) {
 	op := operation{"read set", family, table, name}
 	found, err := read(c, op, unix.NFT_MSG_GETSET, unix.NFTA_SET_NAME, decodeContents)

@@ -59,20 +59,23 @@ func read[T any](
 	return object, err
 }
 
-// list dumps objects, which add appends, in a consistent read of its own outside ConsistentRead.
+// list dumps objects, which add appends to those before. Outside of a ConsistentRead of the caller, the dump is one
+// by itself.
 func list[T any](
 	c *Conn, op operation, number, nameAttr uint16, add func([]T, *attrTable) []T,
-) (objects []T, err error) {
-	r := c.get(op, number, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { objects = add(objects, t) })
-	objects, _, err = ConsistentRead(c, func() ([]T, error) {
-		objects = nil
+) ([]T, error) {
+	var found []T
+	r := c.get(op, number, unix.NLM_F_DUMP, nameAttr, func(t *attrTable) { found = add(found, t) })
+	readOnce := func() ([]T, error) {
+		found = nil
 		_, err := c.query(context.Background(), r)
-		return objects, err
-	}, nil)
+		return found, err
+	}
+	objects, _, err := ConsistentRead(c, readOnce, nil)
 	return objects, err
 }
 
-// each makes a decoder of one object that of a list.
+// each returns a function that decodes one object and appends it, as list needs it.
 func each[T any](decode func(*attrTable) T) func([]T, *attrTable) []T {
 	return func(objects []T, t *attrTable) []T { return append(objects, decode(t)) }
 }
@@ -157,7 +160,8 @@ func (c *Conn) Generation() (uint32, error) {
 }
 
 // Namespace returns the cookie of the network namespace, which the kernel gives to no other one.
-// Before Linux 5.14 it is 0 in the initial namespace and an error in others: inode numbers recur.
+// Before Linux 5.14 it is 0 in the initial namespace and an error in others. The inode number is no substitute: the
+// kernel uses it again.
 func (c *Conn) Namespace() (uint64, error) {
 	// This sysctl exists in the initial network namespace only (net_core_table in sysctl_net_core.c).
 	const initialOnly = "net/core/dev_weight"
@@ -166,8 +170,9 @@ func (c *Conn) Namespace() (uint64, error) {
 	}
 	cookie, err := unix.GetsockoptUint64(c.fd, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	if errors.Is(err, unix.ENOPROTOOPT) {
-		_, isOther := sysctl.Sysctl(initialOnly)
-		if isOther == nil {
+		_, errOther := sysctl.Sysctl(initialOnly)
+		isInitial := errOther == nil
+		if isInitial {
 			return 0, nil
 		}
 	}
@@ -234,6 +239,9 @@ func (c *Conn) Chain(family Family, table, name string) (Chain, error) {
 // single one.
 func (c *Conn) Chains(family Family, table string) ([]Chain, error) {
 	op := operation{"list chains of", family, table, ""}
+	if table == "" {
+		op.verb = "list chains of family " + family.String()
+	}
 	chains, err := list(c, op, unix.NFT_MSG_GETCHAIN, 0, each(decodeChain))
 	if table == "" {
 		return chains, err

@@ -78,13 +78,13 @@ func decodeSet(t *attrTable) Set {
 		KeyType: t.optU32(unix.NFTA_SET_KEY_TYPE),
 		KeyLen:  t.u32(unix.NFTA_SET_KEY_LEN),
 	}
-	// Attributes with higher numbers describe the state of the set: its type, its length.
 	var desc attrTable
 	desc.parse(t.at[unix.NFTA_SET_DESC])
 	s.Size = desc.optU32(unix.NFTA_SET_DESC_SIZE)
 	if t.has(unix.NFTA_SET_TIMEOUT) {
 		s.Timeout = time.Duration(t.u64(unix.NFTA_SET_TIMEOUT)) * time.Millisecond
 	}
+	// Other attributes, those of newer kernels too, describe the state of the set only, such as its length.
 	s.Other = slices.ContainsFunc([]uint16{
 		unix.NFTA_SET_DATA_TYPE, unix.NFTA_SET_POLICY, unix.NFTA_SET_GC_INTERVAL, unix.NFTA_SET_OBJ_TYPE,
 		attrSetExpr, attrSetExpressions,
@@ -102,8 +102,8 @@ type element struct {
 	special bool  // more than a key of at most 16 bytes: the catch-all, or with an expression or a second key
 }
 
-// Ranges returns a set and its elements as ranges in ascending order. If that fails for the elements
-// alone, the set is returned with the error, which wraps ErrNotAddresses.
+// Ranges returns a set and its elements as ranges in ascending order. If the set was read and is not one of
+// addresses, it is returned with an error that wraps ErrNotAddresses.
 func (c *Conn) Ranges(family Family, table, name string) (Set, []netipx.IPRange, error) {
 	s, err := c.Set(family, table, name)
 	if err != nil {
@@ -117,7 +117,8 @@ func (c *Conn) Ranges(family Family, table, name string) (Set, []netipx.IPRange,
 	return s, ranges, err
 }
 
-// Keys returns the keys, of at most 16 bytes, of the elements of a set or map, in no defined order.
+// Keys returns the keys, of at most 16 bytes, of the elements of a set or map, in no defined order. It leaves out
+// elements that have more than such a key.
 func (c *Conn) Keys(family Family, table, set string) ([][]byte, error) {
 	elements, err := c.elements(family, table, set)
 	var keys [][]byte
@@ -208,11 +209,13 @@ func (s Set) ranges(elems []element) ([]netipx.IPRange, error) {
 			ranges = append(ranges, netipx.IPRangeFrom(first, key.Prev()))
 		}
 		first = netip.Addr{}
-		switch {
-		case e.end != 0:
-		case s.Flags&unix.NFT_SET_INTERVAL != 0:
+		if e.end != 0 {
+			continue
+		}
+		isInterval := s.Flags&unix.NFT_SET_INTERVAL != 0
+		if isInterval {
 			first = key
-		default:
+		} else {
 			ranges = append(ranges, netipx.IPRangeFrom(key, key))
 		}
 	}
