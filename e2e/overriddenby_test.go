@@ -295,6 +295,26 @@ func TestThirdPartyExamples(t *testing.T) {
 	}
 }
 
+// TestExplainUntracked has a rule of table raw that keeps packets of a pod from connection tracking: no rule masquerades
+// them, and explain does not say that one does.
+func TestExplainUntracked(t *testing.T) {
+	onEveryBackend(t, func(t *testing.T, n *node) {
+		n.conflist(t, "podnet", nil)
+		p := n.pod(t, "podnet")
+		to := netip.AddrPortFrom(netip.MustParseAddr("8.8.8.8"), topology.EchoPort)
+		n.feed(t, "*raw\n-A PREROUTING -s "+p.addr(to.Addr()).String()+" -p udp -j CT --notrack\nCOMMIT\n", "iptables-nft-restore", "--noflush")
+		seen, err := p.SendUDP(to)
+		must(t, err)
+		assert.Equal(t, "the source that is seen", seen.Source.Addr(), p.addr(to.Addr()))
+		e := n.explain(t, to.Addr().String(), "--from", p.addr(to.Addr()).String())
+		if e.Verdict != "masquerade" || e.Kernel != nil || !strings.Contains(e.OverriddenBy, "-p udp -j CT --notrack") {
+			t.Errorf("explain: %s, kernel %s, overridden by %q", e.Verdict, e.kernel(), e.OverriddenBy)
+		}
+		exempt := n.explain(t, "10.9.9.9", "--from", p.addr(to.Addr()).String())
+		assert.Equal(t, "agrees about an exempt destination", exempt.agrees(), true)
+	})
+}
+
 // TestManyThirdPartyRules holds doctor to a second beside 4,000 rules of other programs.
 func TestManyThirdPartyRules(t *testing.T) {
 	const most = time.Second

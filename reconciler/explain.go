@@ -116,7 +116,7 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 	q.SrcLocal = from.Type == unix.RTN_LOCAL
 	q.DstLocal = routeTo(q.Dst).Type == unix.RTN_LOCAL
 	q.Hops, q.RouteErr = nextHops(q.Packet, from.LinkIndex, uint32(q.Mark))
-	q.ThirdParty = readThirdParty
+	q.ThirdParty, q.BeforeConntrack = readThirdParty, readBeforeConntrack
 	q.OutIndex = interfaceIndex
 	r := node.DryRun(c.Context(), node.Read())
 	if r.Rules == nil {
@@ -143,6 +143,10 @@ func (a *app) explain(c *cobra.Command, q diagnose.Question, pod string) error {
 // readThirdParty reads the rules that explain judges packets by.
 func readThirdParty(f policy.Family, owned func(thirdparty.Place) bool) (diagnose.Rules, error) {
 	return thirdparty.ReadPostrouting(f, owned)
+}
+
+func readBeforeConntrack(f policy.Family) (diagnose.Rules, error) {
+	return thirdparty.ReadBeforeConntrack(f)
 }
 
 func interfaceIndex(name string) int {

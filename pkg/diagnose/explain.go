@@ -29,8 +29,10 @@ type Question struct {
 	Mark     policy.Mark // of the packet
 	// ThirdParty reads third-party rules (thirdparty.ReadPostrouting). If it is nil, there are none.
 	ThirdParty func(f policy.Family, owned func(thirdparty.Place) bool) (Rules, error)
-	OutIndex   func(out string) int // the number of an interface, 0 if it does not exist
-	Pod        *Pod                 // that holds the source, as far as it is known
+	// BeforeConntrack reads those that packets come in by (thirdparty.ReadBeforeConntrack). It may be nil, too.
+	BeforeConntrack func(f policy.Family) (Rules, error)
+	OutIndex        func(out string) int // the number of an interface, 0 if it does not exist
+	Pod             *Pod                 // that holds the source, as far as it is known
 	// NoHook is the main plugin behind which packets of the source usually pass no hook (NoHookPlugin).
 	NoHook     string
 	Incomplete error // why some of the documents that rules are made from cannot be read
@@ -353,11 +355,16 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	e.judged, e.mark = true, q.Mark
 	bound := q.boundSources(state)
 	binds := e.ownedDecides(bound != nil)
+	packets := e.packets(q, state, bound)
 	var verdict thirdparty.Verdict
-	for _, p := range e.packets(q, state, bound) {
+	for _, p := range packets {
 		verdict.Merge(rules.Judge(p, binds))
 	}
 	overriders, overridden := verdict.Against(e.contradictedBy(q))
+	untrackers := e.untrackers(q, packets)
+	if len(untrackers) > 0 {
+		overriders, overridden = append(overriders, untrackers...), max(overridden, thirdparty.Perhaps)
+	}
 	var texts []string
 	for _, r := range overriders {
 		texts = append(texts, r.String())
@@ -370,8 +377,27 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	}
 }
 
+// untrackers returns the rules that may keep packets that come in from connection tracking, without which no
+// rule masquerades them.
+func (e *Explanation) untrackers(q Question, packets []thirdparty.Packet) []*thirdparty.Rule {
+	if e.Verdict != policy.ActionMasquerade || q.SrcLocal || q.BeforeConntrack == nil {
+		return nil
+	}
+	rules, err := q.BeforeConntrack(e.Family)
+	if err != nil {
+		e.Kernel = min(e.Kernel, thirdparty.Perhaps)
+		e.addProblem("rules before connection tracking may decide, and could not all be read: %v", err)
+	}
+	var verdict thirdparty.Verdict
+	for _, p := range packets {
+		p.Out, p.OutIndex = "", 0 // which is not chosen yet
+		verdict.Merge(rules.Judge(p, notBound))
+	}
+	return verdict.Untrackers
+}
+
 // packets returns the packets of a question: from its source, else from each prefix of those that are
-// assumed.
+// assumed. There are not too many to ask about each beside thousands of rules.
 func (e *Explanation) packets(
 	q Question, state *enforce.State, bound policy.Ranges,
 ) (packets []thirdparty.Packet) {
@@ -390,7 +416,10 @@ func (e *Explanation) packets(
 		outs = exactInterfaces(chain.Policy.Interfaces.Value)
 	}
 	known := prefixesOf(sources)
-	if len(known) == 0 || len(known) > most {
+	if len(outs) > most {
+		outs = []string{""}
+	}
+	if len(known) == 0 || len(known)*len(outs) > most {
 		known = []netip.Prefix{e.Family.All()}
 	}
 	for _, source := range known {

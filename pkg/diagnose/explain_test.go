@@ -225,6 +225,8 @@ func TestOverridden(t *testing.T) {
 		{"masqueraded, and dropped", "8.8.8.8", "", outcomes{{Fate: thirdparty.Dropped, Rule: rule("D")}}, "", thirdparty.No, "D", "masquerade random-fully"},
 		{"out of scope, masqueraded", "8.8.8.8", "192.0.2.7", outcomes{masqueradedBy("M")}, "", thirdparty.No, "M", ""},
 		{"of the node, masqueraded", "8.8.8.8", "192.0.2.1", outcomes{masqueradedBy("M")}, "", thirdparty.Perhaps, "M", ""},
+		{"masqueraded, and not tracked", "8.8.8.8", "10.244.0.9", outcomes{ownedDecides}, "", thirdparty.Perhaps, "N", "masquerade random-fully"},
+		{"exempt, and not tracked", "10.1.1.1", "10.244.0.9", outcomes{untouched}, "", thirdparty.Yes, "", "to 10.0.0.0/8 return"},
 		{"to the node itself", "192.0.2.1", "", outcomes{masqueradedBy("M")}, "", thirdparty.Yes, "", ""},
 		{"not read", "8.8.8.8", "", outcomes{ownedDecides}, "", thirdparty.Perhaps, "", "masquerade random-fully"},
 	} {
@@ -239,6 +241,10 @@ func TestOverridden(t *testing.T) {
 			}
 			q := question(tt.dst, tt.from, "")
 			q.DstLocal, q.SrcLocal, q.ThirdParty, q.Mark = tt.dst == "192.0.2.1", tt.from == "192.0.2.1", j.read, 7
+			if strings.HasSuffix(tt.name, "not tracked") {
+				raw := &judge{verdict: thirdparty.Verdict{Outcomes: outcomes{untouched}, Untrackers: []*thirdparty.Rule{rule("N")}}}
+				q.BeforeConntrack = func(policy.Family) (diagnose.Rules, error) { return raw, nil }
+			}
 			asked := thirdparty.Packet{Src: netip.MustParsePrefix("10.244.0.0/16"), Dst: thirdparty.HostPrefix(q.Dst), SrcLocal: thirdparty.Perhaps, Out: "eth0", Mark: 7}
 			if tt.from != "" {
 				asked.Src, asked.SrcLocal = thirdparty.HostPrefix(q.Src), thirdparty.AnswerOf(q.SrcLocal)

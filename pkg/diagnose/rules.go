@@ -223,9 +223,15 @@ func addRulesBeforeGuard(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, 
 	search.Ask, search.By, search.Steps = search.ask, thirdparty.Destination, new(maxSteps)
 	for _, source := range prefixesOf(g.Scope.Sources) {
 		for _, m := range g.Scope.Matches() {
-			out := strings.ReplaceAll(m.Out, "+", "0") // one that the pattern matches
-			search.About(rules, thirdparty.Packet{Src: source, Dst: g.Family.All(), Out: out})
+			p := thirdparty.Packet{Src: source, Dst: g.Family.All()}
+			p.Out = strings.ReplaceAll(m.Out, "+", "0") // one that the pattern matches
+			if *search.Steps > 0 {
+				search.About(rules, p)
+			}
 		}
+	}
+	if *search.Steps <= 0 { // what is left is asked about as a whole
+		search.About(rules, thirdparty.Packet{Src: g.Family.All(), Dst: g.Family.All()})
 	}
 	for _, r := range search.Rules {
 		f.add("%s: the guard of %s %ss these packets", r, g.Chain, g.Mode)

@@ -131,6 +131,9 @@ func (v *Verdict) Merge(other Verdict) {
 	for _, r := range other.Bypasses {
 		v.Bypasses = addRule(v.Bypasses, r)
 	}
+	for _, r := range other.Untrackers {
+		v.Untrackers = addRule(v.Untrackers, r)
+	}
 }
 
 // Against returns the rules because of which an outcome is not what a policy wants, and Yes if that is so for
