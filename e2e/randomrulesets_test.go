@@ -321,7 +321,7 @@ func (g *rulesetGenerator) condition() string {
 			"meta pkttype unicast", "ip ttl > 3", "ct status dnat", "limit rate 1/second", "th dport 1-1024", "meta length > 40", "fib daddr type unicast", "ct id 0", "ip protocol != 17",
 			"quota over 10 mbytes", "ct count over 1000", "ct original ip daddr 10.0.0.0/8", "meta priority 0", "meta skuid 0", "ip version 4", "fib saddr type unicast",
 			"ct label 1", "numgen inc mod 3 != 1", side+" . meta l4proto { 10.9.9.9 . udp, 10.244.0.2 . tcp }", "ip ecn ce",
-			side+" @"+g.name("set", "type ipv4_addr; flags dynamic; elements = { 10.9.9.9, 10.244.0.2 }"), "meta l4proto { tcp, sctp }", "ip daddr != 10.9.9.9 @th,0,16 > 1023")
+			side+" @"+g.name("set", "type ipv4_addr; flags dynamic; elements = { 10.9.9.9, 10.244.0.2 }"), "meta cpu != 63", "ip daddr != 10.9.9.9 @th,0,16 > 1023")
 	}
 	switch g.IntN(16) {
 	case 0, 1:
