@@ -33,6 +33,7 @@ func main() {
 	debug.SetGCPercent(800)
 	nft := nftables.New()
 	path := os.Getenv("PATH")
+	// It replaces PATH, and removes all variables but those with these prefixes.
 	iptables.SetEnvironment("CNI_", "TZ")
 	p := &cniplugin.Plugin{
 		Drivers:    netfilter.Drivers{iptables.New(path), nft},

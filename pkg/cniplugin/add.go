@@ -21,9 +21,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// addition is what an ADD states.
+// addition is what an ADD states, and what it found out about that.
 type addition struct {
-	stated    stated
+	conf      networkConf
 	result    []byte // of the ADD: that of the plugin before, in the version of the configuration
 	resultErr error
 	onHost    bool // the plugin before made an interface of the host
@@ -31,7 +31,7 @@ type addition struct {
 	subnets   []netip.Prefix // of the pod, to be learned
 
 	cache  store.VerificationCache // what an earlier ADD of the network verified
-	digest string                  // for its field Entry, by what this ADD states; "" if it states no entry
+	digest string                  // of the entry of this ADD, as VerificationCache.Entry; "" if there is none
 
 	entry           *config.Entry // nil while it was not necessary to validate it
 	dataDirIsTheOne bool          // it was asked whether the dataDir is the node's
@@ -43,7 +43,7 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 	if err := n.admit(ctx, a); err != nil {
 		return err
 	}
-	n.rememberEntry(a.stated)
+	n.rememberEntry(a.conf)
 	if err := n.Dir.Attach(a.pod); err != nil {
 		return fmt.Errorf("record the pod: %w", &enforce.UnwritableError{Err: err})
 	}
@@ -61,7 +61,7 @@ func (n *node) add(ctx context.Context, args *skel.CmdArgs) error {
 
 // addition parses what an ADD states, but for the entry: an earlier ADD may have found that valid.
 func (n *node) addition(args *skel.CmdArgs) *addition {
-	a := &addition{cache: n.Dir.VerificationCache(n.source()), stated: n.findNetconf()}
+	a := &addition{cache: n.Dir.VerificationCache(n.source()), conf: n.findNetconf()}
 	var prevResult types.Result
 	prevResult, a.result, a.resultErr = n.result()
 	a.onHost = podinfo.HasHostInterface(prevResult)
@@ -74,10 +74,10 @@ func (n *node) addition(args *skel.CmdArgs) *addition {
 		a.subnets = podSubnets(addresses)
 	}
 	a.pod = podOf(n.attachment(args), args.Args, addresses)
-	if a.stated.stdinDiffers {
+	if a.conf.stdinDiffers {
 		a.pod.Addresses = nil // anybody may choose them
 	}
-	a.digest = n.digestOf(a.stated, a.subnets)
+	a.digest = n.digestOf(a.conf, a.subnets)
 	return a
 }
 
@@ -86,7 +86,7 @@ func (n *node) admit(ctx context.Context, a *addition) error {
 	if a.entryIsVerified() {
 		return withCode(types.ErrInvalidNetworkConfig, a.resultErr)
 	}
-	entry, err := n.validEntry(a.stated)
+	entry, err := n.validEntry(a.conf)
 	if err != nil {
 		return err
 	}
@@ -141,7 +141,7 @@ func (n *node) ownSource(a *addition, reading *store.Reading) (policy.Source, er
 		return n.sourceWith(stored.Policy, a.subnets), nil
 	}
 	if a.entry == nil {
-		entry, err := n.validEntry(a.stated)
+		entry, err := n.validEntry(a.conf)
 		if err != nil {
 			return policy.Source{}, err
 		}
@@ -246,9 +246,9 @@ func (n *node) apply(
 	return s, n.chainErr(s, chain)
 }
 
-// propose returns the proposal with this policy for the network, or nil if its chain stays as it is: beside
-// documents that cannot be read nothing is verified, and the ADD passes while the chain exists. Rules that
-// are computed without a document would masquerade traffic that it exempts.
+// propose returns the proposal with this policy for the network. It returns nil if a document cannot be read, or
+// the record is of a newer version, and the network has a document and its chain: then the ADD passes, and its
+// entry is not stored. Rules that are computed without a document would masquerade traffic that it exempts.
 func (n *node) propose(
 	ctx context.Context, state store.State, own policy.Source,
 ) (*enforce.Proposal, error) {

@@ -20,13 +20,13 @@ import (
 // observation has it too, with the lock held. If another process holds the lock for too long, the second one has
 // none: a CHECK does not fail because of that process.
 func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
-	stated := n.findNetconf()
-	if _, err := n.validEntry(stated); err != nil {
+	conf := n.findNetconf()
+	if _, err := n.validEntry(conf); err != nil {
 		return err
 	}
 	prevResult, _, _ := n.result() // CHECK needs no prevResult
 	pod := podOf(n.attachment(args), args.Args, podinfo.Networks(prevResult, args.IfName))
-	if stated.stdinDiffers {
+	if conf.stdinDiffers {
 		pod.Addresses = nil // as in its ADD
 	}
 	if n.verify(ctx, pod) == nil {
@@ -42,6 +42,8 @@ func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 	return withCode(codeDrift, err)
 }
 
+// verify returns how the rules differ from what the documents ask for, and that the pod is not exempt although its
+// namespace is. Beside a file of a newer version it verifies nothing: what that asks for is not known.
 func (n *node) verify(ctx context.Context, pod store.Pod) error {
 	state, err := n.Dir.Load()
 	if err != nil {
@@ -56,8 +58,8 @@ func (n *node) verify(ctx context.Context, pod store.Pod) error {
 			policy.Quote(n.network), n.Dir.Path())
 		return errors.Join(n.CheckDataDir(ctx), isMissing)
 	}
-	p := enforce.Proposal{Sources: state.Sources, Lost: n.Dir.Lost(state, n.source())}
-	s := n.ObserveProposal(ctx, &p, state.Record)
+	asStored := enforce.Proposal{Sources: state.Sources, Lost: n.Dir.Lost(state, n.source())}
+	s := n.ObserveProposal(ctx, &asStored, state.Record)
 	for _, p := range s.Policies() {
 		var drift *enforce.DriftError
 		if err := n.errUnlessNewer(s, p.Chain); err != nil && !errors.As(err, &drift) {

@@ -22,8 +22,8 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// stated is the configuration that states the network's policy, or why there is none.
-type stated struct {
+// networkConf is the configuration that states the network's policy, or why there is none.
+type networkConf struct {
 	netconf config.Netconf
 	err     error
 	// stdinDiffers: stdin is neither what the conflist has, which counts because of plugin.toml, nor what it
@@ -33,23 +33,23 @@ type stated struct {
 
 // findNetconf returns the configuration that states the network's policy: that on stdin or, if
 // there is a plugin.toml, the plugin entry of the network's conflist. Anybody can choose what is on stdin.
-func (n *node) findNetconf() stated {
+func (n *node) findNetconf() networkConf {
 	isObject := n.netconf.Err() == nil
 	if !n.pluginFile.Present || !isObject { // validEntry returns that error
-		return stated{netconf: n.netconf}
+		return networkConf{netconf: n.netconf}
 	}
 	if n.pluginFileErr != nil {
-		return stated{netconf: n.netconf, err: n.pluginFileErr}
+		return networkConf{netconf: n.netconf, err: n.pluginFileErr}
 	}
-	confs, err := n.readConfDir()
-	conf, file, err := n.pluginFile.Netconf(n.network, confs, err)
-	keys := n.netconf.Differences(conf)
-	differs := err != nil || len(keys) > 0
+	conflists, readErr := n.readConfDir()
+	inConflist, file, err := n.pluginFile.Netconf(n.network, conflists, readErr)
+	keys := n.netconf.Differences(inConflist)
 	if err == nil && len(keys) > 0 {
 		n.Warn(n.differenceErr(keys, file))
 	}
-	return stated{
-		netconf:      conf,
+	differs := err != nil || len(keys) > 0
+	return networkConf{
+		netconf:      inConflist,
 		err:          err,
 		stdinDiffers: differs && !n.Dir.HadEntry(n.network, n.netconf.Statements()),
 	}
@@ -68,19 +68,19 @@ func (n *node) differenceErr(keys []string, file string) error {
 
 // rememberEntry records the entry that the conflist has because of plugin.toml: in this boot the runtime may
 // go on with it after the conflist has another one.
-func (n *node) rememberEntry(s stated) {
-	if n.pluginFile.Present && s.err == nil {
-		n.Warn(n.Dir.AddEntry(n.network, s.netconf.Statements()))
+func (n *node) rememberEntry(c networkConf) {
+	if n.pluginFile.Present && c.err == nil {
+		n.Warn(n.Dir.AddEntry(n.network, c.netconf.Statements()))
 	}
 }
 
 // validEntry returns the network's entry if it is valid. While the network's conflist cannot be
 // read, its last good policy stays in force.
-func (n *node) validEntry(s stated) (config.Entry, error) {
-	if s.err != nil {
-		return n.lastGoodEntry(s.err)
+func (n *node) validEntry(c networkConf) (config.Entry, error) {
+	if c.err != nil {
+		return n.lastGoodEntry(c.err)
 	}
-	entry, err := s.netconf.Entry()
+	entry, err := c.netconf.Entry()
 	if err == nil {
 		return entry, nil
 	}
@@ -116,8 +116,8 @@ func (n *node) readConfDir() (config.ConfDir, error) {
 	return confs, err
 }
 
-// result returns the prevResult, and as the result of ADD that key for key, in the version of the
-// configuration (CNI spec, section 4).
+// result parses prevResult. The second value is what ADD prints: prevResult with all its keys, in the version of
+// the configuration (CNI spec, section 4).
 func (n *node) result() (types.Result, []byte, error) {
 	const see = "see what the plugin before ip-masq in the conflist returns"
 	text := n.netconf.Value("prevResult")
@@ -148,13 +148,13 @@ func (n *node) result() (types.Result, []byte, error) {
 // parseResult parses a result, and returns its version: in a configuration of the first two versions it need
 // not state one.
 func parseResult(text json.RawMessage, version string) (result types.Result, given string, err error) {
-	var stated struct {
+	var head struct {
 		CNIVersion string `json:"cniVersion"`
 	}
-	err = json.Unmarshal(text, &stated)
-	given = cmp.Or(stated.CNIVersion, version)
+	err = json.Unmarshal(text, &head)
+	given = cmp.Or(head.CNIVersion, version)
 	isOptional := version == "0.1.0" || version == "0.2.0"
-	if err == nil && stated.CNIVersion == "" && !isOptional {
+	if err == nil && head.CNIVersion == "" && !isOptional {
 		err = errors.New("it has no cniVersion")
 	}
 	if err == nil {

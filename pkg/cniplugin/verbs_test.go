@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -416,6 +417,29 @@ func TestRefusedState(t *testing.T) {
 			assert.Equal(t, "generation", h.kernel.Generation, generation)
 		})
 	}
+}
+
+// TestNewerRecord: beside a record of a newer version an ADD changes nothing. It passes while its chain exists,
+// also with an entry that is not stored, and one for a chain that does not exist fails.
+func TestNewerRecord(t *testing.T) {
+	h := newHost(t)
+	h.add("podnet", nil)
+	record := filepath.Join(h.dataDir, "record.json")
+	assert.NoError(t, os.WriteFile(record, []byte(`{"schema":1000}`), 0o600))
+	before, generation := *h.stored("podnet"), h.kernel.Generation
+	newer := []string{record, "written by a newer version of ip-masq"}
+	changed := h.conf("podnet", object{"masqLinkLocal": true})
+	h.call(call{verb: "ADD", id: "changed", conf: changed}).want(0, newer...)
+	h.call(call{verb: "CHECK", id: "changed", conf: changed}).want(0, newer...)
+	h.call(call{verb: "STATUS", conf: changed}).want(0, newer...)
+	other := h.conf("other", object{"masqChain": "OTHER"})
+	h.call(call{verb: "ADD", id: "other", conf: other}).want(100, newer...)
+	h.call(call{verb: "STATUS", conf: other}).want(50, newer...)
+	h.call(call{verb: "DEL", id: "changed", conf: changed}).want(0, newer...)
+	if now := *h.stored("podnet"); !reflect.DeepEqual(now, before) {
+		t.Errorf("the document has changed: %+v", now)
+	}
+	assert.Equal(t, "generation", h.kernel.Generation, generation)
 }
 
 // TestGCOfARefusedDataDir: GC answers 5, also without an attachment to prune.

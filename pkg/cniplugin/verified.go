@@ -40,14 +40,13 @@ func (n *node) isVerified(a *addition, reading *store.Reading) bool {
 // subnets.
 func (a *addition) entryIsVerified() bool { return a.digest != "" && a.cache.Entry == a.digest }
 
-// digestOf returns the field Entry of a verification cache, which is one digest, and the one of everything
-// else another: DEL and GC must not depend on the entry, and ADD needs the digest of the entry before it
-// reads documents.
-func (n *node) digestOf(s stated, subnets []netip.Prefix) string {
-	if s.err != nil {
+// digestOf returns the digest of the entry of an ADD, for VerificationCache.Entry. It is apart from Inputs, as an
+// ADD needs it before it reads documents, and as DEL and GC, which use Inputs, must not depend on the entry.
+func (n *node) digestOf(c networkConf, subnets []netip.Prefix) string {
+	if c.err != nil {
 		return ""
 	}
-	return store.Digest(append(s.netconf.PolicyTexts(), n.plugin.Program, fmt.Sprint(subnets))...)
+	return store.Digest(append(c.netconf.PolicyTexts(), n.plugin.Program, fmt.Sprint(subnets))...)
 }
 
 // hasInputs reports whether the files and the program are those that were verified.
