@@ -31,7 +31,7 @@ type addition struct {
 	subnets   []netip.Prefix // of the pod, to be learned
 
 	cache  store.VerificationCache // what an earlier ADD of the network verified
-	digest string                  // of the entry of this ADD, as VerificationCache.Entry; "" if there is none
+	digest string                  // of the entry, as VerificationCache.Entry; "" if there is none
 
 	entry           *config.Entry // nil while it was not necessary to validate it
 	dataDirIsTheOne bool          // it was asked whether the dataDir is the node's
@@ -246,9 +246,10 @@ func (n *node) apply(
 	return s, n.chainErr(s, chain)
 }
 
-// propose returns the proposal with this policy for the network. It returns nil if a document cannot be read, or
-// the record is of a newer version, and the network has a document and its chain: then the ADD passes, and its
-// entry is not stored. Rules that are computed without a document would masquerade traffic that it exempts.
+// propose returns the proposal with this policy for the network. It returns nil if a document cannot be
+// read, or the record is of a newer version, and the network has a document and its chain: then the ADD
+// passes, and its entry is not stored. Rules that are computed without a document would masquerade traffic
+// that it exempts.
 func (n *node) propose(
 	ctx context.Context, state store.State, own policy.Source,
 ) (*enforce.Proposal, error) {

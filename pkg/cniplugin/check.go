@@ -17,8 +17,8 @@ import (
 )
 
 // check compares every rule with the documents and writes nothing. It reports a difference only if a second
-// observation has it too, with the lock held. If another process holds the lock for too long, the second one has
-// none: a CHECK does not fail because of that process.
+// observation has it too, with the lock held. If another process holds the lock for too long, the second
+// one has none: a CHECK does not fail because of that process.
 func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 	conf := n.findNetconf()
 	if _, err := n.validEntry(conf); err != nil {
@@ -42,8 +42,9 @@ func (n *node) check(ctx context.Context, args *skel.CmdArgs) error {
 	return withCode(codeDrift, err)
 }
 
-// verify returns how the rules differ from what the documents ask for, and that the pod is not exempt although its
-// namespace is. Beside a file of a newer version it verifies nothing: what that asks for is not known.
+// verify returns how the rules differ from what the documents ask for, and that the pod is not exempt
+// although its namespace is. Beside a file of a newer version it verifies nothing: what that asks for is
+// not known.
 func (n *node) verify(ctx context.Context, pod store.Pod) error {
 	state, err := n.Dir.Load()
 	if err != nil {

@@ -116,8 +116,8 @@ func (n *node) readConfDir() (config.ConfDir, error) {
 	return confs, err
 }
 
-// result parses prevResult. The second value is what ADD prints: prevResult with all its keys, in the version of
-// the configuration (CNI spec, section 4).
+// result parses prevResult. The second value is what ADD prints: prevResult with all its keys, in the
+// version of the configuration (CNI spec, section 4).
 func (n *node) result() (types.Result, []byte, error) {
 	const see = "see what the plugin before ip-masq in the conflist returns"
 	text := n.netconf.Value("prevResult")

@@ -12,8 +12,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/store"
 )
 
-// lock takes the lock of the dataDir. The error is an UnwritableError, or an ErrBusy. It does not wait for a
-// process that holds the lock while a program hangs: each ADD would wait for as long as that program may take.
+// lock takes the lock of the dataDir. The error is an UnwritableError, or an ErrBusy. It does not wait for
+// a process that holds the lock while a program hangs: each ADD would wait for as long as that program may
+// take.
 func (n *node) lock(ctx context.Context) (*store.Lock, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

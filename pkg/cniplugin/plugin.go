@@ -149,10 +149,10 @@ func (n *node) errUnlessNewer(s *enforce.State, chain string) error {
 	return err
 }
 
-// resetLimit returns how long a verb resets connections, for the resets that are on record when it ends. Those
-// that another process makes, an active reconciler or one that walks already, are left to it, unless this call
-// wrote. The connections of former pods of these addresses are not: they end before the ADD returns, after the
-// walks of other ADDs.
+// resetLimit returns how long a verb resets connections, for the resets that are on record when it ends.
+// Those that another process makes, an active reconciler or one that walks already, are left to it, unless
+// this call wrote. The connections of former pods of these addresses are not: they end before the ADD
+// returns, after the walks of other ADDs.
 func (n *node) resetLimit(s *enforce.State, addresses []netip.Addr, wrote bool) time.Duration {
 	const limit = 2 * time.Second
 	if !s.ResetsDue() {

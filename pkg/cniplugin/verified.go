@@ -40,8 +40,9 @@ func (n *node) isVerified(a *addition, reading *store.Reading) bool {
 // subnets.
 func (a *addition) entryIsVerified() bool { return a.digest != "" && a.cache.Entry == a.digest }
 
-// digestOf returns the digest of the entry of an ADD, for VerificationCache.Entry. It is apart from Inputs, as an
-// ADD needs it before it reads documents, and as DEL and GC, which use Inputs, must not depend on the entry.
+// digestOf returns the digest of the entry of an ADD, for VerificationCache.Entry. It is apart from Inputs,
+// as an ADD needs it before it reads documents, and as DEL and GC, which use Inputs, must not depend on the
+// entry.
 func (n *node) digestOf(c networkConf, subnets []netip.Prefix) string {
 	if c.err != nil {
 		return ""

@@ -48,22 +48,23 @@ type Dir struct {
 }
 
 // OpenLocked opens and locks a directory until Close or the end of the process, and removes temporary files
-// of killed processes. It waits for the lock until ctx ends, but for wait at most. The lock is that of a file in
-// the directory, which exists only while a process writes there: every user can lock a directory that he can open.
-// A directory on a full or read-only file system can be opened, to find that nothing has to be changed.
+// of killed processes. It waits for the lock until ctx ends, but for wait at most. The lock is that of a
+// file in the directory, which exists only while a process writes there: every user can lock a directory
+// that he can open. A directory on a full or read-only file system can be opened, to find that nothing has
+// to be changed.
 func OpenLocked(ctx context.Context, path string, wait time.Duration) (*Dir, error) {
 	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, Error("open the directory", path, err)
 	}
 	d := &Dir{path: path, root: root}
-	if err := d.begin(ctx, wait); err != nil {
+	if err := d.lockAndClean(ctx, wait); err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
 }
 
-func (d *Dir) begin(ctx context.Context, wait time.Duration) error {
+func (d *Dir) lockAndClean(ctx context.Context, wait time.Duration) error {
 	const op = "lock the directory"
 	file, err := d.root.Open(".")
 	if err != nil {

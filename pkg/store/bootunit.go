@@ -14,15 +14,15 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/safefile"
 )
 
-// bootUnitFile is a file of this boot, whose mtime is when the boot unit ran last. Its content is written for the
-// mtime alone.
+// bootUnitFile is a file of this boot, whose mtime is when the boot unit ran last. Its content is written
+// for the mtime alone.
 const bootUnitFile = "boot-unit"
 
 // bootUnitDirFile has the directory into which install wrote the boot unit.
 const bootUnitDirFile = "boot-unit-dir"
 
-// RecordBootUnitDir records the directory into which install wrote the boot unit, so that status and uninstall
-// find it.
+// RecordBootUnitDir records the directory into which install wrote the boot unit, so that status and
+// uninstall find it.
 func (d *Dir) RecordBootUnitDir(ctx context.Context, dir string) error {
 	backups, err := d.Backups()
 	if err != nil {

@@ -56,8 +56,8 @@ type Dir struct {
 	held atomic.Pointer[Lock] // by this process; nil if it has none
 }
 
-// Open returns the dataDir at an absolute path. It does no I/O: the directory need not exist. What writes to it
-// creates it, except RecordBootUnit; readings, LockToRead, Detach and Prune do not.
+// Open returns the dataDir at an absolute path. It does no I/O: the directory need not exist. What writes
+// to it creates it, except RecordBootUnit; readings, LockToRead, Detach and Prune do not.
 func Open(path string) *Dir {
 	// With a slash at the end, the kernel would follow a symlink.
 	return &Dir{LockWait: 10 * time.Second, path: filepath.Clean(path), boot: sync.OnceValues(kernelBoot)}

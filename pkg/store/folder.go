@@ -227,11 +227,11 @@ func (f *folder) start(name string) ([]byte, error) {
 	return start[:n], ignoring(err, io.EOF, io.ErrUnexpectedEOF)
 }
 
-// overwrite makes data the content of a file, in place, and closes it. A reader, which takes no lock, may come
-// between the two steps, and a killed process ends there. So the first one writes newlines where a longer content
-// goes on, which the readers of such files ignore: without them the end of the old content would be read as part
-// of the new one. To empty the file first would be worse: it would be lost for a moment, and ext4 would write to
-// the disk as the file is closed.
+// overwrite makes data the content of a file, in place, and closes it. A reader, which takes no lock, may
+// come between the two steps, and a killed process ends there. So the first one writes newlines where a
+// longer content goes on, which the readers of such files ignore: without them the end of the old content
+// would be read as part of the new one. To empty the file first would be worse: it would be lost for a
+// moment, and ext4 would write to the disk as the file is closed.
 func overwrite(file *os.File, data []byte) error {
 	var before unix.Stat_t
 	err := unix.Fstat(int(file.Fd()), &before)

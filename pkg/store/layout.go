@@ -31,8 +31,8 @@ func kindOf(dir, name string) uint32 {
 	}
 }
 
-// isOfNetwork reports whether a name is that of an attachment's record, of one from the runtime's cache, or of
-// a temporary file for the latter.
+// isOfNetwork reports whether a name is that of an attachment's record, of one from the runtime's cache, or
+// of a temporary file for the latter.
 func isOfNetwork(name string) bool {
 	hash, _, _ := strings.Cut(name, ".")
 	cached := hash + cachedSuffix

@@ -79,8 +79,8 @@ func mayCreate(dir string, size int) error {
 	return nil
 }
 
-// lock takes the lock, again as long as the file was removed while it waited: ctx ends that. If the dataDir is
-// removed while it is made, it tries 100 times.
+// lock takes the lock, again as long as the file was removed while it waited: ctx ends that. If the dataDir
+// is removed while it is made, it tries 100 times.
 func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 	const attempts = 100
 	ctx, cancel := context.WithTimeout(ctx, d.LockWait)
@@ -212,8 +212,8 @@ func (d *Dir) InstanceLock() (*InstanceLock, error) {
 	return &InstanceLock{file: file}, nil
 }
 
-// openInstanceLock opens the file of the instance lock, and creates a missing one: without a time, as a command
-// takes this lock, too.
+// openInstanceLock opens the file of the instance lock, and creates a missing one: without a time, as a
+// command takes this lock, too.
 func (f *folder) openInstanceLock(op string) (*os.File, error) {
 	file, _, err := f.open(op, instanceLockFile, unix.O_RDWR)
 	switch {

@@ -19,8 +19,8 @@ import (
 // STATUS and the reconciler never use it. iptables-legacy never writes it, as the kernel counts no changes
 // there.
 type VerificationCache struct {
-	// Entry is the Digest of the entry, the pod's subnets and the program. In what the reconciler published, which
-	// is not about an entry, it is the version of the program. Without white space.
+	// Entry is the Digest of the entry, the pod's subnets and the program. In what the reconciler
+	// published, which is not about an entry, it is the version of the program. Without white space.
 	Entry      string
 	Inputs     string // Digest of the documents, the record and the program
 	Generation string // of the ruleset; without white space
@@ -88,8 +88,8 @@ func decodeVerificationCache(data []byte) VerificationCache {
 	return VerificationCache{fields[0], fields[1], fields[2], fields[3]}
 }
 
-// PutVerificationCache writes that of a source, in place, beside the documents, of which there has to be one. A
-// concurrent reader gets this one, the previous one or none.
+// PutVerificationCache writes that of a source, in place, beside the documents, of which there has to be
+// one. A concurrent reader gets this one, the previous one or none.
 func (d *Dir) PutVerificationCache(src policy.SourceID, c VerificationCache) error {
 	const op = "write verification cache"
 	sources, err := d.descend(false, sourcesDir)

@@ -120,8 +120,9 @@ func (f *folder) publish(temp, name string, isDamaged bool) error {
 	return nil
 }
 
-// keepDamaged gives a damaged document a second name, which it keeps when it is replaced. So a process that is
-// killed before that leaves a damaged document and not none: without a document its rules would be removed.
+// keepDamaged gives a damaged document a second name, which it keeps when it is replaced. So a process that
+// is killed before that leaves a damaged document and not none: without a document its rules would be
+// removed.
 func (f *folder) keepDamaged(name string) error {
 	kept := name + damagedSuffix
 	_ = f.remove(kept) // if that fails, so does what follows
@@ -133,8 +134,8 @@ func (f *folder) keepDamaged(name string) error {
 	return ignoring(f.replace("move damaged document aside to", name, kept), os.ErrNotExist)
 }
 
-// readUnlessNewer reads the document of this name, the zero one if there is none. The error is an ErrNewer if a
-// newer version wrote it.
+// readUnlessNewer reads the document of this name, the zero one if there is none. The error is an ErrNewer
+// if a newer version wrote it.
 func (f *folder) readUnlessNewer(op, name string) (file, error) {
 	now, err := f.document(name)
 	schema := schemaOf(now.data)
@@ -158,9 +159,9 @@ func (l *Lock) Drop(src policy.SourceID) error {
 	})
 }
 
-// isDropping reports whether a process may be dropping a document that has the name of a dropped one, and so
-// whether it is out of force. If no process holds the lock, one was killed that did not commit the drop: an ADD may
-// rely on the document, which the next Lock restores.
+// isDropping reports whether a process may be dropping a document that has the name of a dropped one, and
+// so whether it is out of force. If no process holds the lock, one was killed that did not commit the drop:
+// an ADD may rely on the document, which the next Lock restores.
 func (d *Dir) isDropping(root *folder, document string) bool {
 	own := d.held.Load()
 	if own == nil {
