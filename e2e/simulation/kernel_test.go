@@ -164,7 +164,7 @@ func (k *kernel) packet(src, dst netip.Addr) (o outcome) {
 	family := policy.FamilyOf(src)
 	bound := slices.ContainsFunc(k.Guards, func(g policy.Guard) bool {
 		return g.Family == family && g.Bound != nil && !k.IsLocal(dst) &&
-			(g.Scope.Sources.Contains(src) && g.Bound.Contains(dst) || slices.ContainsFunc(g.Bindings, func(b policy.Binding) bool {
+			(g.Scope.Sources.Contains(src) && g.Bound.Contains(dst) || slices.ContainsFunc(g.MoreBindings, func(b policy.Binding) bool {
 				return b.Sources.Contains(src) && (b.Destinations == nil || b.Destinations.Contains(dst))
 			}))
 	})

@@ -690,7 +690,7 @@ func (w *world) judgeGuards() {
 	filter.Guards = slices.Clone(filter.Guards)
 	without := kernel{Kernel: &filter, addresses: w.kernel.addresses}
 	for i := range filter.Guards {
-		filter.Guards[i].Bound, filter.Guards[i].Bindings = nil, nil
+		filter.Guards[i].Bound, filter.Guards[i].MoreBindings = nil, nil
 	}
 	for _, p := range w.pods {
 		if p.phase != running || p.harmed {

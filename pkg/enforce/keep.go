@@ -60,7 +60,7 @@ func (s *State) keepGuards(exists map[policy.ChainFamily]bool) {
 		if isThere || d.Mode == policy.GuardOff || s.Find(d.Chain).Err != nil {
 			continue
 		}
-		d.Bound, d.Bindings = nil, nil
+		d.Bound, d.MoreBindings = nil, nil
 		desired = append(desired, d)
 	}
 	g.Desired = desired

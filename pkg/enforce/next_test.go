@@ -184,7 +184,7 @@ func (w *world) String() string {
 		}
 	}
 	for _, g := range w.kernel.Guards {
-		lines = append(lines, fmt.Sprintf("guard %s %s %s out %v pods %v exempt %v bound %v exempt pods %v", g.Chain, g.Family, g.Mode, g.Scope.Interfaces, g.Scope.Sources, g.Exempt, g.Bound, g.Bindings))
+		lines = append(lines, fmt.Sprintf("guard %s %s %s out %v pods %v exempt %v bound %v exempt pods %v", g.Chain, g.Family, g.Mode, g.Scope.Interfaces, g.Scope.Sources, g.Exempt, g.Bound, g.MoreBindings))
 	}
 	return strings.Join(lines, "\n")
 }

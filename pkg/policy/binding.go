@@ -10,8 +10,8 @@ import (
 
 // Binding is sources whose packets to destinations no chain masquerades.
 type Binding struct {
-	Sources      Ranges
-	Destinations Ranges // nil is every one
+	Sources      Ranges // never nil
+	Destinations Ranges // nil is every address
 }
 
 // Binds reports whether the packet keeps its source, unless it has a bit of BypassMark.
@@ -25,7 +25,7 @@ func (g *Guard) Binds(p Packet) bool {
 // BoundSources returns the sources in scope whose packets to a destination are bound.
 func (g *Guard) BoundSources(to netip.Addr) Ranges {
 	bound := Ranges{}
-	for _, b := range g.bindings() {
+	for _, b := range g.allBindings() {
 		if b.Destinations == nil || b.Destinations.Contains(to) {
 			bound = Normalize(slices.Concat(bound, b.Sources))
 		}
@@ -33,21 +33,21 @@ func (g *Guard) BoundSources(to netip.Addr) Ranges {
 	return bound
 }
 
-// counted returns the sources whose packets another chain's guard takes for masqueraded by this one, to
-// destinations that this one does not exempt: all in its scope, on whatever interface they leave, but not
-// pods that it exempts by namespace.
+// takenForMasqueraded returns the sources whose packets the guards of other chains take for masqueraded by this
+// chain, if it does not exempt the destination: all sources in its scope, but not pods that it exempts by
+// namespace.
 //
 // Neither outputInterfaces nor nonMasqueradeSourceCIDRs take a source away, although the chain masquerades
 // less then. To bind on the interfaces that no other chain names needs a rule with all those names, and the
 // kernel refuses a rule of more than 128 expressions; for the overlaps of interface lists it needs a rule for
 // each combination of them.
-func (p *Policy) counted(f Family) Ranges {
+func (p *Policy) takenForMasqueraded(f Family) Ranges {
 	return p.Scope(f).Sources.Without(exemptAddresses(entriesOf(p.ExemptPods, f)))
 }
 
-// bindings returns what the guard of the policy binds: traffic of its pods that neither it nor another policy
+// bindingsOf returns what the guard of the policy binds: traffic of its pods that neither it nor another policy
 // masquerades.
-func (p *Policy) bindings(g *Guard, policies []Policy) bindings {
+func (p *Policy) bindingsOf(g *Guard, policies []Policy) bindings {
 	f := g.Family
 	exemptPods := p.Scope(f).Sources.Intersect(exemptAddresses(entriesOf(p.ExemptPods, f)))
 	var all bindings
@@ -55,16 +55,16 @@ func (p *Policy) bindings(g *Guard, policies []Policy) bindings {
 	all = all.with(Binding{Sources: exemptPods})
 	for i := range policies {
 		if q := &policies[i]; q.Chain != p.Chain {
-			all = all.split(q.counted(f), q.DestinationsExempt(f))
+			all = all.narrow(q.takenForMasqueraded(f), q.DestinationsExempt(f))
 		}
 	}
 	return all
 }
 
-// bind makes the guard bind this.
-func (g *Guard) bind(all bindings) {
+// setBindings makes the guard bind these, and nothing else.
+func (g *Guard) setBindings(all bindings) {
 	g.Bound = all.common(orEmpty(g.Scope.Sources))
-	g.Bindings = all.beyond(g)
+	g.MoreBindings = all.beyond(g)
 }
 
 // Beside returns the guard of a chain that stays as it is, beside chains that are added: it binds nothing
@@ -73,18 +73,18 @@ func (g Guard) Beside(added []Policy) Guard {
 	if g.Bound == nil {
 		return g
 	}
-	all := g.bindings()
+	all := g.allBindings()
 	for i := range added {
-		all = all.split(added[i].counted(g.Family), added[i].DestinationsExempt(g.Family))
+		all = all.narrow(added[i].takenForMasqueraded(g.Family), added[i].DestinationsExempt(g.Family))
 	}
-	g.bind(all)
+	g.setBindings(all)
 	return g
 }
 
-// bindings returns all that the guard binds, in scope.
-func (g *Guard) bindings() bindings {
+// allBindings returns all that the guard binds, in scope: Bound and MoreBindings.
+func (g *Guard) allBindings() bindings {
 	ofScope := Binding{Sources: orEmpty(g.Scope.Sources), Destinations: orEmpty(g.Bound)}
-	return append(bindings{ofScope}, g.Bindings...)
+	return append(bindings{ofScope}, g.MoreBindings...)
 }
 
 // bindings have different destinations.
@@ -104,17 +104,19 @@ func (all bindings) with(b Binding) bindings {
 	return append(all, b)
 }
 
-// split leaves these sources the destinations alone that are among these, too.
-func (all bindings) split(sources, destinations Ranges) (split bindings) {
+// narrow limits what is bound of these sources to these destinations. The bindings of other sources stay as they
+// are.
+func (all bindings) narrow(sources, destinations Ranges) bindings {
+	var narrowed bindings
 	for _, b := range all {
 		if !b.Sources.Overlaps(sources) {
-			split = split.with(b)
+			narrowed = narrowed.with(b)
 			continue
 		}
-		split = split.with(Binding{b.Sources.Without(sources), b.Destinations})
-		split = split.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations)})
+		narrowed = narrowed.with(Binding{b.Sources.Without(sources), b.Destinations})
+		narrowed = narrowed.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations)})
 	}
-	return split
+	return narrowed
 }
 
 // common returns the destinations that are bound for each of these sources.
@@ -169,17 +171,7 @@ func (all bindings) within(others bindings) bool {
 	return true
 }
 
-// Unbound is traffic of pods that the chain of a policy with enforceExempt exempts and its guard does not
-// bind, because the guard takes it for masqueraded by another chain.
-type Unbound struct {
-	ChainFamily
-	By           string // the other chain
-	Pods         Ranges
-	Destinations Ranges
-	Prefixes     []netip.Prefix // those that the chain exempts and that have some of the destinations
-}
-
-// hasAll reports whether a set, of which nil is every address, has all of another.
+// hasAll reports whether a set has all of another, where nil is every address.
 func hasAll(set, other Ranges) bool {
 	if set == nil {
 		return true
@@ -187,8 +179,18 @@ func hasAll(set, other Ranges) bool {
 	return other != nil && len(other.Without(set)) == 0
 }
 
-// UnboundTraffic returns what the policies exempt and do not bind. Link-local and multicast destinations are not
-// among it, which nobody stated.
+// Unbound is traffic of pods that the chain of a policy with enforceExempt exempts and its guard does not
+// bind, because the guard takes it for masqueraded by another chain.
+type Unbound struct {
+	ChainFamily
+	By           string // the other chain
+	Pods         Ranges // never nil, nor are Destinations
+	Destinations Ranges
+	Prefixes     []netip.Prefix // those that the chain exempts and that have some of the destinations
+}
+
+// UnboundTraffic returns what the policies exempt and do not bind, without link-local prefixes and those that no
+// key states, such as multicast.
 func UnboundTraffic(policies []Policy) []Unbound {
 	var all []Unbound
 	for i := range policies {
@@ -211,24 +213,25 @@ func UnboundTraffic(policies []Policy) []Unbound {
 // unboundBecauseOf returns what the guard of the policy does not bind because of another chain, in a family.
 func (p *Policy) unboundBecauseOf(q *Policy, f Family) Unbound {
 	pods := p.PodRanges(f)
-	if q.Chain == p.Chain || !pods.Overlaps(q.counted(f)) {
+	if q.Chain == p.Chain || !pods.Overlaps(q.takenForMasqueraded(f)) {
 		return Unbound{}
 	}
 	u := Unbound{
-		ChainFamily: ChainFamily{p.Chain, f}, By: q.Chain, Pods: pods.Intersect(q.counted(f)),
+		ChainFamily: ChainFamily{p.Chain, f}, By: q.Chain, Pods: pods.Intersect(q.takenForMasqueraded(f)),
 		Destinations: p.DestinationsExempt(f).Without(q.DestinationsExempt(f)),
 	}
 	u.Prefixes = p.exemptPrefixesIn(f, u.Destinations)
 	return u
 }
 
-// exemptPrefixesIn returns the exempt prefixes that have one of these destinations.
+// exemptPrefixesIn returns the exempt prefixes that have one of these destinations, without link-local prefixes
+// and those that no key states.
 func (p *Policy) exemptPrefixesIn(f Family, destinations Ranges) []netip.Prefix {
 	var found []netip.Prefix
 	for _, e := range entriesOf(p.Destinations, f) {
 		first := e.Prefix.Addr()
-		isStated := !first.IsLinkLocalUnicast() && e.HasKey()
-		if e.Action == ActionExempt && isStated && destinations.OverlapsPrefix(e.Prefix) {
+		isOrdinary := !first.IsLinkLocalUnicast() && e.HasKey()
+		if e.Action == ActionExempt && isOrdinary && destinations.OverlapsPrefix(e.Prefix) {
 			found = append(found, e.Prefix)
 		}
 	}

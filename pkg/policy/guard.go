@@ -79,18 +79,18 @@ func (m *Mark) UnmarshalText(text []byte) error {
 // Guard is the rules of one chain and family in the tables ip-masq-guard, which are
 // evaluated beside the masquerade chain whichever backend that is in. A packet of a
 // pod to a destination that is not Exempt must have been translated when it leaves;
-// a packet of a pod to one that is Bound, or that one of Bindings has, keeps its source.
+// a packet of a pod to one that is Bound, or that one of MoreBindings has, keeps its source.
 type Guard struct {
 	Chain  string // the masquerade chain
 	Family Family
 	Owner  Owner
 
-	Scope      Scope     // that of the policy, narrowed to the addresses of pods
-	Mode       GuardMode // GuardOff for enforceExempt alone
-	Exempt     Ranges    // destinations that the chain does not masquerade
-	Bound      Ranges    // destinations that no chain masquerades for any pod; nil without enforceExempt
-	Bindings   []Binding // more that is bound, for some pods
-	BypassMark Mark      // packets with one of these bits are not bound
+	Scope        Scope     // that of the policy, narrowed to the addresses of pods; nil Sources are none
+	Mode         GuardMode // GuardOff for enforceExempt alone
+	Exempt       Ranges    // destinations that the chain does not masquerade; nil is none
+	Bound        Ranges    // destinations that no chain masquerades for any pod; nil without enforceExempt
+	MoreBindings []Binding // what else is bound, for some pods
+	BypassMark   Mark      // packets with one of these bits are not bound
 }
 
 // DesiredGuards returns the guards that the policies ask for. A policy without a pod
@@ -105,7 +105,7 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 			}
 			g := p.desiredGuard(f, policies)
 			g.Owner = o
-			if len(g.Scope.Sources)+len(g.Bindings) > 0 {
+			if len(g.Scope.Sources)+len(g.MoreBindings) > 0 {
 				guards = append(guards, g)
 			}
 		}
@@ -120,7 +120,7 @@ func (p *Policy) desiredGuard(f Family, policies []Policy) Guard {
 	g := Guard{Chain: p.Chain, Family: f, Scope: scope, Mode: p.Guard.Value, Exempt: p.DestinationsExempt(f)}
 	if p.EnforceExempt.Value {
 		g.BypassMark = p.BypassMark.Value
-		g.bind(p.bindings(&g, policies))
+		g.setBindings(p.bindingsOf(&g, policies))
 	}
 	return g
 }
@@ -161,7 +161,8 @@ type Transition struct {
 }
 
 // During returns the guard that is right for the rules in the kernel, and whether there is one. Observed is
-// the guard in the kernel, which is right for these rules if it drops or binds packets, or nil.
+// the guard in the kernel, or nil. If it drops or binds packets, the caller has made sure that it is right for
+// these rules.
 //
 // Neither before the rules change nor after it may a guard drop what they exempt, or bind what they
 // masquerade. So the guards of a change are written twice, before the NAT rules and after them. If the
@@ -185,7 +186,7 @@ func (g Guard) beginning(t Transition) (Guard, bool) {
 	if t.NoRules {
 		return g, true
 	}
-	g.Bound, g.Bindings = nil, nil
+	g.Bound, g.MoreBindings = nil, nil
 	return g, t.ChainWritten && g.Mode != GuardOff
 }
 
@@ -194,7 +195,7 @@ func (g Guard) beginning(t Transition) (Guard, bool) {
 // pod that one policy alone exempts by its namespace counts as any other pod meanwhile.
 func (g Guard) changing(t Transition, observed *Guard) (Guard, bool) {
 	if observed.Bound == nil {
-		g.Bound, g.Bindings = nil, nil
+		g.Bound, g.MoreBindings = nil, nil
 	}
 	if t.ChainWritten && g.Bound == nil {
 		return g, g.Mode != GuardOff
@@ -217,18 +218,20 @@ func modeDuring(desired, observed GuardMode) GuardMode {
 }
 
 // common returns the guard with the packets that are in the scope of both, and binds what both bind, also
-// pods that one policy alone exempts. It returns false if no packet is left.
+// pods that one policy alone exempts. It returns false if no interface is in both scopes, or if the guard has
+// nothing to do. If both scopes have no source in common, it returns a guard that matches no packet.
 func (g Guard) common(observed *Guard) (Guard, bool) {
 	old := *observed
 	old.Scope.Sources = orEmpty(old.Scope.Sources)
-	scope, some := g.Scope.common(old.Scope)
+	scope, haveInterface := g.Scope.common(old.Scope)
 	both := g
 	both.Scope = scope
 	if g.Bound != nil {
 		both.Bound = g.Bound.Intersect(old.Bound)
-		both.Bindings = g.bindings().intersect(old.bindings()).beyond(&both)
+		both.MoreBindings = g.allBindings().intersect(old.allBindings()).beyond(&both)
 	}
-	return both, some && (both.Mode != GuardOff || both.Bound != nil)
+	hasWork := both.Mode != GuardOff || both.Bound != nil
+	return both, haveInterface && hasWork
 }
 
 // Within reports whether another guard drops and binds all that this one does.
@@ -255,7 +258,7 @@ func (g *Guard) bindsNoMoreThan(other *Guard) bool {
 	if g.Bound == nil {
 		return true
 	}
-	return other.Bound != nil && g.bindings().within(other.bindings())
+	return other.Bound != nil && g.allBindings().within(other.allBindings())
 }
 
 func orEmpty(r Ranges) Ranges {

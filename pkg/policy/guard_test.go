@@ -33,7 +33,7 @@ func TestGuardsAreWhatPoliciesSay(t *testing.T) {
 		guards := policy.DesiredGuards(merge(sources), policy.OwnedBy("/state"))
 		for _, g := range guards {
 			sets := []policy.Ranges{g.Scope.Sources, g.Exempt, g.Bound}
-			for _, b := range g.Bindings {
+			for _, b := range g.MoreBindings {
 				sets = append(sets, b.Sources)
 				if b.Destinations != nil {
 					sets = append(sets, b.Destinations)
@@ -113,7 +113,7 @@ func TestBindingsBesideOtherChains(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			policies := policy.Merge(append([]policy.Source{own}, c.others...))
 			guards := policy.DesiredGuards(policies, policy.OwnedBy("/state"))
-			if len(guards) != 1 || len(guards[0].Bindings) > 1 {
+			if len(guards) != 1 || len(guards[0].MoreBindings) > 1 {
 				t.Fatalf("%+v", guards)
 			}
 			for src, want := range map[string]bool{"10.1.0.1": c.first, "10.1.0.2": c.second} {

@@ -496,7 +496,7 @@ func kindOfChange(desired, observed *policy.Guard) policy.ChangeKind {
 	}
 	rest := *desired
 	rest.Scope.Sources, rest.Exempt = observed.Scope.Sources, observed.Exempt
-	rest.Bound, rest.Bindings = observed.Bound, observed.Bindings
+	rest.Bound, rest.MoreBindings = observed.Bound, observed.MoreBindings
 	if reflect.DeepEqual(rest, *observed) {
 		return policy.ElementChange
 	}

@@ -223,12 +223,12 @@ func (c *chain) packets() (n uint64) {
 // 0] and ip saddr @boundpods-X [ip daddr @boundto-X].
 func (t *table) readJumps(g *policy.Guard) {
 	for {
-		sources, destinations := boundPodsSets(len(g.Bindings), g.Chain)
+		sources, destinations := boundPodsSets(len(g.MoreBindings), g.Chain)
 		if len(t.sets[sources]) == 0 {
 			break
 		}
 		b := policy.Binding{Sources: t.sets[sources], Destinations: t.sets[destinations]}
-		g.Bindings = append(g.Bindings, b)
+		g.MoreBindings = append(g.MoreBindings, b)
 	}
 	for _, base := range []string{guardChain, enforceChain} {
 		for _, r := range cmp.Or(t.chains[base], &chain{}).rules {
@@ -246,7 +246,7 @@ func (r rule) readJump(g *policy.Guard) {
 		if c.Field == nfnetlink.Mark {
 			g.BypassMark = policy.Mark(c.Mask)
 		}
-		// Another version wrote != for some of Bindings.
+		// Another version wrote != for some of MoreBindings.
 		isInterface := c.Field == nfnetlink.OutputName && !c.Not
 		if isInterface && !slices.Contains(g.Scope.Interfaces, c.Name) {
 			g.Scope.Interfaces = append(g.Scope.Interfaces, c.Name)
@@ -405,7 +405,7 @@ func (t *table) addBinding(g policy.Guard) {
 	t.addSet(bound, g.Bound)
 	t.addSet(selfSet, policy.Ranges{})
 	t.addJumps(enforceChain, g, mark, inSet(link, "saddr", pods, false), inSet(link, "daddr", bound, false))
-	for i, b := range g.Bindings {
+	for i, b := range g.MoreBindings {
 		sources, destinations := boundPodsSets(i, g.Chain)
 		t.addSet(sources, b.Sources)
 		match := []nftStatement{mark, inSet(link, "saddr", sources, false)}
@@ -427,7 +427,7 @@ func (t *table) addBinding(g policy.Guard) {
 	t.add(target, g.Owner.Comment(), counter(), keep)
 }
 
-// boundPodsSets returns the names of the sets for one of Guard.Bindings: boundpods-X, boundpods2-X, ...
+// boundPodsSets returns the names of the sets for one of Guard.MoreBindings: boundpods-X, boundpods2-X, ...
 func boundPodsSets(i int, chain string) (sources, destinations string) {
 	number := ""
 	if i > 0 {

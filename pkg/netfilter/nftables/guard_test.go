@@ -113,7 +113,7 @@ func drawGuard(t *rapid.T, f policy.Family, chain string) policy.Guard {
 			b.Destinations = nil
 		}
 		if len(b.Sources) > 0 {
-			g.Bindings = append(g.Bindings, b)
+			g.MoreBindings = append(g.MoreBindings, b)
 		}
 	}
 	return g
