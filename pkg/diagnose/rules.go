@@ -222,7 +222,7 @@ func addRulesBeforeGuard(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, 
 	search.notCaught = policy.Normalize(slices.Concat(g.Exempt, multicast))
 	search.Ask, search.By, search.Steps = search.ask, thirdparty.Destination, new(maxSteps)
 	for _, source := range prefixesOf(g.Scope.Sources) {
-		for _, m := range g.Scope.Matches() {
+		for _, m := range g.Scope.InterfaceMatches() {
 			p := thirdparty.Packet{Src: source, Dst: g.Family.All()}
 			p.Out = strings.ReplaceAll(m.Out, "+", "0") // one that the pattern matches
 			if *search.Steps > 0 {

@@ -257,7 +257,7 @@ func (l missingOutput) inactive(format string, args ...any) Inactive {
 func (s *State) nodeAddressesOf(f policy.Family) (node []string) {
 	var pods []netip.Prefix
 	for i := range s.Chains {
-		pods = append(pods, s.Chains[i].Policy.Pods...)
+		pods = append(pods, s.Chains[i].Policy.PodPrefixes...)
 	}
 	inPods := policy.RangesOf(pods...)
 	for _, a := range s.node.addresses {

@@ -33,23 +33,23 @@ func (g *Guard) BoundSources(to netip.Addr) Ranges {
 	return bound
 }
 
-// takenForMasqueraded returns the sources whose packets the guards of other chains take for masqueraded by this
-// chain, if it does not exempt the destination: all sources in its scope, but not pods that it exempts by
-// namespace.
+// takenForMasqueraded returns the sources whose packets the guards of other chains take for masqueraded by
+// this chain, if it does not exempt the destination: all sources in its scope, but not pods that it exempts
+// by namespace.
 //
 // Neither outputInterfaces nor nonMasqueradeSourceCIDRs take a source away, although the chain masquerades
 // less then. To bind on the interfaces that no other chain names needs a rule with all those names, and the
 // kernel refuses a rule of more than 128 expressions; for the overlaps of interface lists it needs a rule for
 // each combination of them.
 func (p *Policy) takenForMasqueraded(f Family) Ranges {
-	return p.Scope(f).Sources.Without(exemptAddresses(entriesOf(p.ExemptPods, f)))
+	return p.Scope(f).Sources.Without(exemptAddresses(prefixActionsOf(p.ExemptPods, f)))
 }
 
-// bindingsOf returns what the guard of the policy binds: traffic of its pods that neither it nor another policy
-// masquerades.
+// bindingsOf returns what the guard of the policy binds: traffic of its pods that neither it nor another
+// policy masquerades.
 func (p *Policy) bindingsOf(g *Guard, policies []Policy) bindings {
 	f := g.Family
-	exemptPods := p.Scope(f).Sources.Intersect(exemptAddresses(entriesOf(p.ExemptPods, f)))
+	exemptPods := p.Scope(f).Sources.Intersect(exemptAddresses(prefixActionsOf(p.ExemptPods, f)))
 	var all bindings
 	all = all.with(Binding{Sources: g.Scope.Sources, Destinations: g.Exempt})
 	all = all.with(Binding{Sources: exemptPods})
@@ -104,8 +104,8 @@ func (all bindings) with(b Binding) bindings {
 	return append(all, b)
 }
 
-// narrow limits what is bound of these sources to these destinations. The bindings of other sources stay as they
-// are.
+// narrow limits what is bound of these sources to these destinations. The bindings of other sources stay as
+// they are.
 func (all bindings) narrow(sources, destinations Ranges) bindings {
 	var narrowed bindings
 	for _, b := range all {
@@ -113,8 +113,9 @@ func (all bindings) narrow(sources, destinations Ranges) bindings {
 			narrowed = narrowed.with(b)
 			continue
 		}
+		both := b.Destinations.Intersect(destinations)
 		narrowed = narrowed.with(Binding{b.Sources.Without(sources), b.Destinations})
-		narrowed = narrowed.with(Binding{b.Sources.Intersect(sources), b.Destinations.Intersect(destinations)})
+		narrowed = narrowed.with(Binding{b.Sources.Intersect(sources), both})
 	}
 	return narrowed
 }
@@ -189,8 +190,8 @@ type Unbound struct {
 	Prefixes     []netip.Prefix // those that the chain exempts and that have some of the destinations
 }
 
-// UnboundTraffic returns what the policies exempt and do not bind, without link-local prefixes and those that no
-// key states, such as multicast.
+// UnboundTraffic returns what the policies exempt and do not bind, without link-local prefixes and those that
+// no key states, such as multicast.
 func UnboundTraffic(policies []Policy) []Unbound {
 	var all []Unbound
 	for i := range policies {
@@ -224,14 +225,14 @@ func (p *Policy) unboundBecauseOf(q *Policy, f Family) Unbound {
 	return u
 }
 
-// exemptPrefixesIn returns the exempt prefixes that have one of these destinations, without link-local prefixes
-// and those that no key states.
+// exemptPrefixesIn returns the exempt prefixes that have one of these destinations, without link-local
+// prefixes and those that no key states.
 func (p *Policy) exemptPrefixesIn(f Family, destinations Ranges) []netip.Prefix {
 	var found []netip.Prefix
-	for _, e := range entriesOf(p.Destinations, f) {
+	for _, e := range prefixActionsOf(p.Destinations, f) {
 		first := e.Prefix.Addr()
 		isOrdinary := !first.IsLinkLocalUnicast() && e.HasKey()
-		if e.Action == ActionExempt && isOrdinary && destinations.OverlapsPrefix(e.Prefix) {
+		if e.Action == ActionExempt && isOrdinary && destinations.overlapsPrefix(e.Prefix) {
 			found = append(found, e.Prefix)
 		}
 	}

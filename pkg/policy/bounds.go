@@ -61,10 +61,10 @@ func (p Policy) CheckBounds(l Layout) error {
 // checkRules returns a BoundError if a backend without sets would have too many rules of a family: each rule
 // has one prefix there.
 func (p Policy) checkRules(f Family) error {
-	sources, pods := len(entriesOf(p.ExemptSources, f)), len(entriesOf(p.ExemptPods, f))
+	sources, pods := len(prefixActionsOf(p.ExemptSources, f)), len(prefixActionsOf(p.ExemptPods, f))
 	exempt, masqueraded := 0, 0
 	multicast := f.Multicast()
-	for _, e := range entriesOf(p.Destinations, f) {
+	for _, e := range prefixActionsOf(p.Destinations, f) {
 		switch {
 		case e.Action == ActionMasquerade:
 			masqueraded++
@@ -105,7 +105,8 @@ func (p Policy) ScopeErrors() []error {
 	return errs
 }
 
-// boundError names the sources of the entries, and a remedy besides the two that always help, if there is one.
+// boundError names the sources of these prefixes, and a remedy besides the two that always help, if there is
+// one.
 func (p Policy) boundError(remedy string, by []PrefixAction, format string, args ...any) error {
 	sources := map[string]bool{}
 	for _, e := range by {

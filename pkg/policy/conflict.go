@@ -71,7 +71,7 @@ func (m *merger) conflict(inForce Origin, inForceValue any, superseded Origin, s
 	})
 }
 
-// valueText writes a value for people, and an empty one as stated.
+// valueText writes a value for people, and the word in empty for one that is empty.
 func valueText(v any, empty string) string {
 	return cmp.Or(quoteUnlessWord(strings.Trim(fmt.Sprint(v), "[]")), empty)
 }

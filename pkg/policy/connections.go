@@ -224,8 +224,8 @@ func (j *ConnectionJudge) IsEmpty() bool {
 	return len(j.v4.pods)+len(j.v6.pods)+len(j.left)+len(j.passed) == 0
 }
 
-// AddLeft makes the connections stale, too, that a chain translated to an address that left the node. The kernel
-// deletes such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
+// AddLeft makes the connections stale, too, that a chain translated to an address that left the node. The
+// kernel deletes such entries of MASQUERADE by itself (nf_nat_masquerade.c), and not those of SNAT.
 func (j *ConnectionJudge) AddLeft(chain string, a netip.Addr) {
 	j.translatedMayBeStale = true
 	j.left[a] = chain
@@ -303,12 +303,12 @@ func (j *ConnectionJudge) of(f Family) *familyJudge {
 	return &j.v6
 }
 
-// Judge reports whether the entry is stale, and the chain for which it is. The endpoint of a connection, which a
-// Service may have chosen, is the source of its replies.
+// Judge reports whether the entry is stale, and the chain for which it is. The endpoint of a connection,
+// which a Service may have chosen, is the source of its replies.
 //
-// Addresses that left or passed decide first, see AddLeft and AddPassed. The chain of any other entry is the one
-// whose pod range has its source. An entry that is both destination NATed and translated is kept then: kube-proxy
-// may have translated it.
+// Addresses that left or passed decide first, see AddLeft and AddPassed. The chain of any other entry is the
+// one whose pod range has its source. An entry that is both destination NATed and translated is kept then:
+// kube-proxy may have translated it.
 func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string, stale bool) {
 	if chain := j.left[c.ReplyDst]; chain != "" && c.Src != c.ReplyDst {
 		return chain, true
@@ -344,12 +344,13 @@ func (j *ConnectionJudge) Judge(c *Connection, routes NodeRoutes) (chain string,
 	return pods.chain, now && f.findUntranslated || f.verdictChanged(src, endpoint, out, now)
 }
 
-// contradictsPresentPod reports whether an entry of an address that passed to another pod is translated although
-// no chain masquerades it now, or not translated although one does. So it is of the former pod, unless another
-// program translates connections of the present one.
+// contradictsPresentPod reports whether an entry of an address that passed to another pod is translated
+// although no chain masquerades it now, or not translated although one does. So it is of the former pod,
+// unless another program translates connections of the present one.
 //
 // Any other entry is kept: it can be of the present pod, because a walk can end after the ADD of that pod has
-// returned. To delete such an entry would end a connection to a Service, whose next packet another endpoint gets.
+// returned. To delete such an entry would end a connection to a Service, whose next packet another endpoint
+// gets.
 func (f *familyJudge) contradictsPresentPod(c *Connection, routes NodeRoutes) bool {
 	if routes.IsLocal(c.Src) { // a pod claims an address of the node
 		return false
@@ -364,8 +365,8 @@ func (f *familyJudge) contradictsPresentPod(c *Connection, routes NodeRoutes) bo
 	}
 	out := routes.OutputInterface(c.Src, c.ReplySrc)
 	if out == "" {
-		// Without a route no packet of the entry leaves, and the route to come is assumed to be one by which a
-		// chain masquerades: an untranslated entry of an exempt pod must not stay for a masqueraded one.
+		// Without a route no packet of the entry leaves, and the route to come is assumed to be one by which
+		// a chain masquerades: an untranslated entry of an exempt pod must not stay for a masqueraded one.
 		maybeMasqueraded := interfaceBits(f.now, src, endpoint) != 0
 		return isTranslated != maybeMasqueraded
 	}

@@ -13,7 +13,7 @@ type Decision struct {
 	Action Action
 	// PrefixAction is the destination or source that decides, or nil.
 	PrefixAction *PrefixAction
-	// Origins are those of the entry, or of the key that puts the packet out of scope.
+	// Origins are those of the PrefixAction, or of the key that puts the packet out of scope.
 	Origins []Origin
 	Reason  string // one sentence for people
 }
@@ -76,7 +76,8 @@ func (r *Rule) decision(pkt Packet, sourceKnown bool) Decision {
 	case sourceKnown:
 		d.Reason = fmt.Sprintf("the source %s is in %s, which %s exempts", pkt.Src, e.Prefix, key)
 	default:
-		d.Reason = fmt.Sprintf("every source in scope is exempt: %s is in %s, which %s exempts", pkt.Src, e.Prefix, key)
+		d.Reason = fmt.Sprintf("every source in scope is exempt: %s is in %s, which %s exempts",
+			pkt.Src, e.Prefix, key)
 	}
 	return d
 }
@@ -89,12 +90,13 @@ func keyOf(origins []Origin) string {
 }
 
 // SourcesExempt returns the sources of a family that are never masqueraded.
-func (p Policy) SourcesExempt(f Family) Ranges { return exemptAddresses(p.exemptSources(f)) }
+func (p Policy) SourcesExempt(f Family) Ranges { return exemptAddresses(p.writtenAndPods(f)) }
 
-// exemptSources returns each prefix once: those that are written, then the addresses of pods.
-func (p *Policy) exemptSources(f Family) []*PrefixAction {
-	all := entriesOf(p.ExemptSources, f)
-	pods := entriesOf(p.ExemptPods, f)
+// writtenAndPods returns the exempt sources of a family, each prefix once: those that are written, then the
+// addresses of pods.
+func (p *Policy) writtenAndPods(f Family) []*PrefixAction {
+	all := prefixActionsOf(p.ExemptSources, f)
+	pods := prefixActionsOf(p.ExemptPods, f)
 	if len(pods) == 0 {
 		return all
 	}
@@ -112,5 +114,5 @@ func (p *Policy) exemptSources(f Family) []*PrefixAction {
 
 // DestinationsExempt returns the destinations of a family that are not masqueraded, regardless of the source.
 func (p Policy) DestinationsExempt(f Family) Ranges {
-	return exemptAddresses(entriesOf(p.Destinations, f))
+	return exemptAddresses(prefixActionsOf(p.Destinations, f))
 }

@@ -38,21 +38,22 @@ func (p *Policy) chain(f Family, l Layout, o Owner) Chain {
 	c := Chain{Family: f, Name: p.Chain, Owner: o, Jumps: p.jumps(f, l)}
 	if l.Sets {
 		if exempt := p.SourcesExempt(f); len(exempt) > 0 {
-			c.Rules = append(c.Rules, Rule{From: f.match(exempt), Verdict: Return})
+			c.Rules = append(c.Rules, Rule{From: nilIfAll(f, exempt), Verdict: Return})
 		}
 		if exempt := p.DestinationsExempt(f); len(exempt) > 0 {
-			c.Rules = append(c.Rules, Rule{To: f.match(exempt), Verdict: Return})
+			c.Rules = append(c.Rules, Rule{To: nilIfAll(f, exempt), Verdict: Return})
 		}
 		c.Rules = p.masquerade(f, l, c.Rules, Rule{})
 		return c
 	}
-	sources, destinations := p.exemptSources(f), entriesOf(p.Destinations, f)
+	sources, destinations := p.writtenAndPods(f), prefixActionsOf(p.Destinations, f)
 	c.Rules = make([]Rule, 0, len(sources)+len(destinations)+1)
 	for _, e := range sources {
-		c.Rules = append(c.Rules, Rule{From: f.match(RangesOf(e.Prefix)), Verdict: Return, PrefixAction: e})
+		from := nilIfAll(f, RangesOf(e.Prefix))
+		c.Rules = append(c.Rules, Rule{From: from, Verdict: Return, PrefixAction: e})
 	}
 	for _, e := range chainOrder(destinations) {
-		r := Rule{To: f.match(RangesOf(e.Prefix)), Verdict: Return, PrefixAction: e}
+		r := Rule{To: nilIfAll(f, RangesOf(e.Prefix)), Verdict: Return, PrefixAction: e}
 		if e.Action == ActionExempt {
 			c.Rules = append(c.Rules, r)
 		} else {
@@ -101,16 +102,16 @@ func (p *Policy) withPorts(rules []Rule, r Rule) []Rule {
 	return append(rules, r)
 }
 
-// chainOrder returns the entries in an order in which the first match is the longest
-// prefix. Entries keep the written order where order does not matter: it matters only
-// if an entry covers one with another action. The covering entry then comes right after
-// all entries that it covers, which are sorted by length, the longest first.
+// chainOrder returns the prefixes in an order in which the first match is the longest
+// one. They keep the written order where order does not matter: it matters only if a
+// prefix covers one with another action. The covering prefix then comes right after all
+// that it covers, which are sorted by length, the longest first.
 func chainOrder(list []*PrefixAction) []*PrefixAction {
 	if haveOneAction(list) {
 		return list
 	}
 	sorted := byPrefix(list)
-	place := make([]int, len(list)) // of each entry in sorted
+	place := make([]int, len(list)) // of each prefix in sorted
 	for at, i := range sorted {
 		place[i] = at
 	}
@@ -137,8 +138,8 @@ func chainOrder(list []*PrefixAction) []*PrefixAction {
 	return out
 }
 
-// coveredBy returns the indexes after the first one of the entries that this one covers, of indexes that are
-// sorted by prefix.
+// coveredBy returns the indexes of the prefixes that the first one covers, of indexes that are sorted by
+// prefix.
 func coveredBy(list []*PrefixAction, sorted []int) []int {
 	outer := list[sorted[0]].Prefix
 	end := 1
@@ -148,7 +149,7 @@ func coveredBy(list []*PrefixAction, sorted []int) []int {
 	return sorted[1:end]
 }
 
-// haveAction reports whether all entries at these indexes have an action.
+// haveAction reports whether all prefixes at these indexes have an action.
 func haveAction(list []*PrefixAction, indexes []int, action Action) bool {
 	for _, i := range indexes {
 		if list[i].Action != action {
@@ -172,7 +173,7 @@ func haveOneAction(list []*PrefixAction) bool {
 func (p *Policy) jumps(f Family, l Layout) []Rule {
 	var jumps []Rule
 	for _, from := range p.jumpSources(f, l) {
-		for _, m := range p.Scope(f).Matches() {
+		for _, m := range p.Scope(f).InterfaceMatches() {
 			m.NotFromLocal, m.NotToLocal = !p.Host.Value, true
 			jumps = append(jumps, Rule{From: from, Match: m, Verdict: Jump})
 		}
@@ -187,17 +188,17 @@ func (p *Policy) jumpSources(f Family, l Layout) []Ranges {
 	}
 	prefixes := ofFamily(p.Sources.Value, f)
 	if l.Sets && len(prefixes) > 0 {
-		return []Ranges{f.match(RangesOf(prefixes...))}
+		return []Ranges{nilIfAll(f, RangesOf(prefixes...))}
 	}
 	var sources []Ranges
 	for _, prefix := range prefixes {
-		sources = append(sources, f.match(RangesOf(prefix)))
+		sources = append(sources, nilIfAll(f, RangesOf(prefix)))
 	}
 	return sources
 }
 
-// entriesOf returns the entries of a family.
-func entriesOf(list []PrefixAction, f Family) []*PrefixAction {
+// prefixActionsOf returns the items of a family.
+func prefixActionsOf(list []PrefixAction, f Family) []*PrefixAction {
 	out := make([]*PrefixAction, 0, len(list))
 	for i := range list {
 		if FamilyOf(list[i].Prefix.Addr()) == f {
@@ -207,16 +208,21 @@ func entriesOf(list []PrefixAction, f Family) []*PrefixAction {
 	return out
 }
 
-// match returns the match for a set of addresses: nil if it is every address of the
-// family. (iptables drops -d 0.0.0.0/0 as it reads it.)
-func (f Family) match(r Ranges) Ranges {
-	if len(r) == 1 && r[0] == netipx.RangeOfPrefix(f.All()) {
+// nilIfAll returns what a rule matches for a set of addresses: nil if it is every address
+// of the family. (iptables drops -d 0.0.0.0/0 as it reads it.)
+func nilIfAll(f Family, r Ranges) Ranges {
+	if coversAll(f, r) {
 		return nil
 	}
 	return r
 }
 
-// byPrefix returns the indexes of the entries in the order of netip.Prefix.Compare. It sorts
+// coversAll reports whether the set has every address of the family.
+func coversAll(f Family, r Ranges) bool {
+	return len(r) == 1 && r[0] == netipx.RangeOfPrefix(f.All())
+}
+
+// byPrefix returns the indexes of the prefixes in the order of netip.Prefix.Compare. It sorts
 // keys without pointers, which take a third of the time.
 func byPrefix(list []*PrefixAction) []int {
 	type key struct {
@@ -239,8 +245,8 @@ func byPrefix(list []*PrefixAction) []int {
 	return out
 }
 
-// exemptAddresses returns the addresses whose longest prefix is exempt. The entries
-// have different prefixes of one family.
+// exemptAddresses returns the addresses whose longest prefix is exempt. The prefixes
+// are different and of one family.
 func exemptAddresses(list []*PrefixAction) Ranges {
 	w := exemptWalk{list: list, sorted: byPrefix(list), exempt: make(Ranges, 0, len(list))}
 	for at := 0; at < len(w.sorted); {
@@ -249,7 +255,7 @@ func exemptAddresses(list []*PrefixAction) Ranges {
 	return w.exempt
 }
 
-// exemptWalk is a walk through entries in the order of netip.Prefix.Compare: each comes before those that it
+// exemptWalk is a walk through prefixes in the order of netip.Prefix.Compare: each comes before those that it
 // covers.
 type exemptWalk struct {
 	list   []*PrefixAction
@@ -257,17 +263,17 @@ type exemptWalk struct {
 	exempt Ranges
 }
 
-func (w *exemptWalk) entry(at int) *PrefixAction { return w.list[w.sorted[at]] }
+func (w *exemptWalk) prefix(at int) *PrefixAction { return w.list[w.sorted[at]] }
 
-// walk adds the addresses of the entry at a place of the sorted list, and of those
+// walk adds the addresses of the prefix at a place of the sorted list, and of those
 // that it covers. It returns the place after them.
 func (w *exemptWalk) walk(at int) int {
-	e := w.entry(at)
+	e := w.prefix(at)
 	all := netipx.RangeOfPrefix(e.Prefix)
 	next := all.From() // the first address that is not decided yet
 	at++
-	for at < len(w.sorted) && e.Prefix.Contains(w.entry(at).Prefix.Addr()) {
-		within := netipx.RangeOfPrefix(w.entry(at).Prefix)
+	for at < len(w.sorted) && e.Prefix.Contains(w.prefix(at).Prefix.Addr()) {
+		within := netipx.RangeOfPrefix(w.prefix(at).Prefix)
 		if e.Action == ActionExempt && next.Less(within.From()) {
 			w.add(next, within.From().Prev())
 		}

@@ -164,56 +164,55 @@ func (c *comparison) rules(kind ChangeKind, desired, observed []Rule) {
 
 // report adds rules, or the elements in which the sets of two rules differ.
 func (c *comparison) report(kind ChangeKind, missing, unexpected []Rule) {
-	like := map[RuleKey][]int{} // unexpected rules, by their key without elements
+	candidates := map[RuleKey][]*Rule{} // unexpected rules without a pair, by their key without elements
 	if slices.ContainsFunc(missing, Rule.matchesSet) || slices.ContainsFunc(unexpected, Rule.matchesSet) {
-		for i, u := range unexpected {
-			key := u.WithoutElements().Key()
-			like[key] = append(like[key], i)
+		for i := range unexpected {
+			key := unexpected[i].withoutElements().Key()
+			candidates[key] = append(candidates[key], &unexpected[i])
 		}
 	}
-	isPaired := map[int]bool{}
+	isPaired := map[*Rule]bool{}
 	for _, m := range missing {
-		key := m.WithoutElements().Key()
-		at := setAmong(unexpected, like[key], m)
-		if at < 0 {
+		key := m.withoutElements().Key()
+		pair, rest := takeComparable(candidates[key], m)
+		if pair == nil {
 			c.add(kind, false, m.String())
 			continue
 		}
-		i := like[key][at]
-		like[key] = slices.Delete(like[key], at, at+1)
-		isPaired[i] = true
-		c.elements(m, m.From, unexpected[i].From, "source")
-		c.elements(m, m.To, unexpected[i].To, "destination")
+		candidates[key] = rest
+		isPaired[pair] = true
+		c.elements(m, m.From, pair.From, "source")
+		c.elements(m, m.To, pair.To, "destination")
 	}
-	for i, u := range unexpected {
-		if !isPaired[i] {
-			c.add(kind, true, u.String())
+	for i := range unexpected {
+		if !isPaired[&unexpected[i]] {
+			c.add(kind, true, unexpected[i].String())
 		}
 	}
 }
 
-// setAmong returns the place of the first index of a rule whose elements can be compared with those of m, or -1:
-// one of the two matches a set.
-func setAmong(rules []Rule, indexes []int, m Rule) int {
-	for at, i := range indexes {
-		if m.matchesSet() || rules[i].matchesSet() {
-			return at
+// takeComparable returns the first rule whose elements can be compared with those of m, because one of the
+// two matches a set, and the other rules. It returns nil if there is none.
+func takeComparable(rules []*Rule, m Rule) (pair *Rule, rest []*Rule) {
+	for i, r := range rules {
+		if m.matchesSet() || r.matchesSet() {
+			return r, slices.Delete(rules, i, i+1)
 		}
 	}
-	return -1
+	return nil, rules
 }
 
 func (c *comparison) elements(r Rule, want, have Ranges, what string) {
-	for _, x := range want.Minus(have) {
+	for _, x := range want.ElementsNotIn(have) {
 		c.add(ElementChange, false, fmt.Sprintf("%s %s (%s)", what, Ranges{x}, r.Verdict))
 	}
-	for _, x := range have.Minus(want) {
+	for _, x := range have.ElementsNotIn(want) {
 		c.add(ElementChange, true, fmt.Sprintf("%s %s (%s)", what, Ranges{x}, r.Verdict))
 	}
 }
 
-// WithoutElements returns the rule with its sets emptied.
-func (r Rule) WithoutElements() Rule {
+// withoutElements returns the rule with its sets emptied.
+func (r Rule) withoutElements() Rule {
 	for _, set := range []*Ranges{&r.From, &r.To} {
 		if *set != nil {
 			*set = Ranges{}

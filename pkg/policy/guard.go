@@ -100,7 +100,7 @@ func DesiredGuards(policies []Policy, o Owner) []Guard {
 	for i := range policies {
 		p := &policies[i]
 		for _, f := range p.GuardedFamilies() {
-			if len(ofFamily(p.Pods, f)) == 0 {
+			if len(ofFamily(p.PodPrefixes, f)) == 0 {
 				continue
 			}
 			g := p.desiredGuard(f, policies)
@@ -138,7 +138,7 @@ func (p Policy) GuardedFamilies() []Family {
 // enforceExempt are about: those of all sources, without what is out of scope and
 // without exempt sources.
 func (p Policy) PodRanges(f Family) Ranges {
-	return RangesOf(ofFamily(p.Pods, f)...).Intersect(p.masqueradeScope(f).Sources)
+	return RangesOf(ofFamily(p.PodPrefixes, f)...).Intersect(p.masqueradeScope(f).Sources)
 }
 
 // ResetsConnections reports whether stale connections are reset: guard "drop" would
@@ -161,8 +161,8 @@ type Transition struct {
 }
 
 // During returns the guard that is right for the rules in the kernel, and whether there is one. Observed is
-// the guard in the kernel, or nil. If it drops or binds packets, the caller has made sure that it is right for
-// these rules.
+// the guard in the kernel, or nil. If it drops or binds packets, the caller has made sure that it is right
+// for these rules.
 //
 // Neither before the rules change nor after it may a guard drop what they exempt, or bind what they
 // masquerade. So the guards of a change are written twice, before the NAT rules and after them. If the

@@ -91,7 +91,7 @@ func Schema() int {
 	return greatest
 }
 
-// WordOf returns the word in a field.
+// WordOf makes a field with these choices a Word.
 func WordOf[T ~string](field *T, choices ...T) Word { return word[T]{field, choices} }
 
 type word[T ~string] struct {

@@ -125,20 +125,22 @@ func (m *merger) merge() {
 		m.mergeNamespaces(&m.parts[i])
 		m.mergePodCIDRs(&m.parts[i])
 	}
-	p.Sources = scope(m, "sourceCIDRs", netip.Prefix.Compare,
+	p.Sources = mergeList(m, "sourceCIDRs", netip.Prefix.Compare,
 		func(s *SourcePolicy) []netip.Prefix { return s.SourceCIDRs })
-	p.Interfaces = scope(m, "outputInterfaces", strings.Compare,
+	p.Interfaces = mergeList(m, "outputInterfaces", strings.Compare,
 		func(s *SourcePolicy) []string { return s.OutputInterfaces })
-	m.mergePodRanges()
-	p.Destinations = m.entries(m.defaults(), destinationLists)
-	p.ExemptSources = m.entries(nil, exemptSourceLists)
+	m.mergePodPrefixes()
+	p.Destinations = m.mergePrefixes(m.defaults(), destinationLists)
+	p.ExemptSources = m.mergePrefixes(nil, exemptSourceLists)
 }
 
-// mergeScalars merges the keys that have one value, which must agree, in the order of the table. What a source
-// leaves out agrees with everything.
+// mergeScalars merges the keys that have one value, in the order of the table. The functions agree,
+// agreeWord, oneTrueWins and addStated say how the values of several sources become one. What a source leaves
+// out agrees with everything.
 func (m *merger) mergeScalars(part *part) {
 	s, p := &part.policy, &m.policy
-	agree(m, &p.NomasqAllReservedRanges, s.NomasqAllReservedRanges, part.origin("nomasqAllReservedRanges", -1))
+	reservedRanges := part.origin("nomasqAllReservedRanges", -1)
+	agree(m, &p.NomasqAllReservedRanges, s.NomasqAllReservedRanges, reservedRanges)
 	oneTrueWins(m, &p.MasqLinkLocal, s.MasqLinkLocal, part.origin("masqLinkLocal", -1))
 	oneTrueWins(m, &p.MasqLinkLocalIPv6, s.MasqLinkLocalIPv6, part.origin("masqLinkLocalIPv6", -1))
 	agree(m, &p.EnableIPv6, s.EnableIPv6, part.origin("enableIPv6", -1))
@@ -184,16 +186,17 @@ func oneTrueWins(m *merger, merged *WithOrigins[bool], stated *bool, o Origin) {
 	}
 }
 
-// addStated takes a value in place of the default, as one more origin of the same value, or as a conflict.
-func addStated[T any](m *merger, merged *WithOrigins[T], value T, isSame bool, o Origin) {
+// addStated takes a value in place of the default, or as the same value with more origins, or as a conflict
+// of the first of these.
+func addStated[T any](m *merger, merged *WithOrigins[T], value T, isSame bool, origins ...Origin) {
 	isDefault := merged.Origins[0].Source.Kind == BuiltIn
 	switch {
 	case isDefault:
-		*merged = WithOrigins[T]{value, []Origin{o}}
+		*merged = WithOrigins[T]{value, origins}
 	case isSame:
-		merged.Origins = append(merged.Origins, o)
+		merged.Origins = append(merged.Origins, origins...)
 	default:
-		m.conflict(merged.Origins[0], merged.Value, o, value)
+		m.conflict(merged.Origins[0], merged.Value, origins[0], value)
 	}
 }
 
@@ -220,8 +223,8 @@ func (m *merger) mergePodCIDRs(part *part) {
 	}
 }
 
-// mergePodRanges unites the pod ranges of the sources. It comes after the scope is merged.
-func (m *merger) mergePodRanges() {
+// mergePodPrefixes unites the prefixes of pods of the sources. It comes after the scope is merged.
+func (m *merger) mergePodPrefixes() {
 	p := &m.policy
 	scopes := map[SourceID][]netip.Prefix{} // those of agent files may be superseded
 	for _, o := range p.Sources.Origins {
@@ -229,17 +232,17 @@ func (m *merger) mergePodRanges() {
 	}
 	for _, s := range m.sources {
 		p.PodSubnets = append(p.PodSubnets, s.PodSubnets...)
-		p.Pods = append(p.Pods, s.podRanges(scopes[s.ID])...)
+		p.PodPrefixes = append(p.PodPrefixes, s.podPrefixes(scopes[s.ID])...)
 	}
-	for _, list := range []*[]netip.Prefix{&p.PodCIDRs.Value, &p.PodSubnets, &p.Pods} {
+	for _, list := range []*[]netip.Prefix{&p.PodCIDRs.Value, &p.PodSubnets, &p.PodPrefixes} {
 		slices.SortFunc(*list, netip.Prefix.Compare)
 		*list = slices.Compact(*list)
 	}
 }
 
-// podRanges returns the pod ranges of a source, for each family: its podCIDRs, else its
+// podPrefixes returns the prefixes of a source's pods, for each family: its podCIDRs, else its
 // sourceCIDRs, if they are in force, else the subnets that ADDs found.
-func (s Source) podRanges(sourceCIDRs []netip.Prefix) (pods []netip.Prefix) {
+func (s Source) podPrefixes(sourceCIDRs []netip.Prefix) (pods []netip.Prefix) {
 	var podCIDRs []netip.Prefix
 	for _, f := range s.files() {
 		podCIDRs = append(podCIDRs, f.Policy.PodCIDRs...)
@@ -256,10 +259,10 @@ func (s Source) podRanges(sourceCIDRs []netip.Prefix) (pods []netip.Prefix) {
 	return pods
 }
 
-// scope returns the value of a list of the scope, which has to be the same in all
+// mergeList merges a list of the scope, which has to be the same in all
 // sources. A network without the list means any; the agent files without it follow
 // the networks. The lists of the agent files are united.
-func scope[T comparable](
+func mergeList[T comparable](
 	m *merger, key string, compare func(a, b T) int, get func(*SourcePolicy) []T,
 ) WithOrigins[[]T] {
 	merged := byDefault(key, []T(nil))
@@ -279,10 +282,7 @@ func scope[T comparable](
 		}
 		slices.SortFunc(value, compare)
 		value = slices.Compact(value)
-		addStated(m, &merged, value, slices.Equal(merged.Value, value), origins[0])
-		if slices.Equal(merged.Value, value) {
-			merged.Origins = append(merged.Origins, origins[1:]...)
-		}
+		addStated(m, &merged, value, slices.Equal(merged.Value, value), origins...)
 	}
 	return merged
 }
@@ -335,26 +335,26 @@ func (m *merger) namesDestinations() bool {
 	return false
 }
 
-// entryList is a list of a part's prefixes, and what they say.
-type entryList struct {
+// prefixList is a list of a part's prefixes, and what they say.
+type prefixList struct {
 	key      string
 	action   Action
 	prefixes []netip.Prefix
 }
 
-func destinationLists(s *SourcePolicy) []entryList {
-	return []entryList{
+func destinationLists(s *SourcePolicy) []prefixList {
+	return []prefixList{
 		{"nonMasqueradeCIDRs", ActionExempt, s.NonMasqueradeCIDRs},
 		{"masqueradeCIDRs", ActionMasquerade, s.MasqueradeCIDRs},
 	}
 }
 
-func exemptSourceLists(s *SourcePolicy) []entryList {
-	return []entryList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
+func exemptSourceLists(s *SourcePolicy) []prefixList {
+	return []prefixList{{exemptSourcesKey, ActionExempt, s.NonMasqueradeSourceCIDRs}}
 }
 
-// entry is a prefix of the lists with the item that is in force.
-type entry struct {
+// listedPrefix is a prefix of the lists with the item that is in force.
+type listedPrefix struct {
 	action Action
 	part   *part
 	key    string
@@ -362,14 +362,16 @@ type entry struct {
 	place  int // in the result; -1 while it is not there
 }
 
-// entries returns the defaults, then the prefixes of all lists as they are written,
+// mergePrefixes returns the defaults, then the prefixes of all lists as they are written,
 // each once. A prefix in the lists supersedes a default with another action; of two
 // sources that give a prefix different actions, the one with the higher precedence
 // is in force.
 //
-// There can be a million prefixes, so entries and origins are allocated together.
-func (m *merger) entries(defaults []PrefixAction, lists func(*SourcePolicy) []entryList) []PrefixAction {
-	all, at := m.entriesInForce(lists)
+// There can be a million prefixes, so they are allocated together, as are the origins.
+func (m *merger) mergePrefixes(
+	defaults []PrefixAction, lists func(*SourcePolicy) []prefixList,
+) []PrefixAction {
+	all, at := m.prefixesInForce(lists)
 	out := make([]PrefixAction, 0, len(all)+len(defaults))
 	for _, e := range defaults {
 		i, isListed := at[e.Prefix]
@@ -403,15 +405,17 @@ func (m *merger) entries(defaults []PrefixAction, lists func(*SourcePolicy) []en
 	return out
 }
 
-// entriesInForce returns each prefix of the lists once, and where it is. It records the conflicts.
-func (m *merger) entriesInForce(lists func(*SourcePolicy) []entryList) (all []entry, at map[netip.Prefix]int) {
+// prefixesInForce returns each prefix of the lists once, and where it is. It records the conflicts.
+func (m *merger) prefixesInForce(
+	lists func(*SourcePolicy) []prefixList,
+) (all []listedPrefix, at map[netip.Prefix]int) {
 	size := 0
 	for i := range m.parts {
 		for _, l := range lists(&m.parts[i].policy) {
 			size += len(l.prefixes)
 		}
 	}
-	all, at = make([]entry, 0, size), make(map[netip.Prefix]int, size)
+	all, at = make([]listedPrefix, 0, size), make(map[netip.Prefix]int, size)
 	for i := range m.parts {
 		part := &m.parts[i]
 		for _, l := range lists(&part.policy) {
@@ -419,7 +423,7 @@ func (m *merger) entriesInForce(lists func(*SourcePolicy) []entryList) (all []en
 				first, isKnown := at[prefix]
 				if !isKnown {
 					at[prefix] = len(all)
-					all = append(all, entry{l.action, part, l.key, j, -1})
+					all = append(all, listedPrefix{l.action, part, l.key, j, -1})
 					continue
 				}
 				e := &all[first]

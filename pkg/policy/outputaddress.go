@@ -14,7 +14,7 @@ import (
 type NodeAddress struct {
 	Address   netip.Addr
 	Interface string
-	Shared    bool // the interface is lo or a dummy: a packet with this source can leave through any other one
+	Shared    bool // the interface is lo or a dummy: a packet with this source can leave through any other
 	Up        bool // the interface has IFF_UP; the carrier does not matter
 	Unusable  bool // IFA_F_TENTATIVE, IFA_F_OPTIMISTIC or IFA_F_DADFAILED, or a temporary address (RFC 8981)
 
@@ -86,15 +86,15 @@ func (p *Policy) OutputAddressesOf(f Family, node []NodeAddress, inForce []Outpu
 // usableAddresses returns the addresses of a family that pods can leave with: not those of interfaces to
 // pods, which have an address inside a pod range, and of Services.
 func (p *Policy) usableAddresses(f Family, node []NodeAddress) []NodeAddress {
-	isBridge := map[string]bool{ServiceInterface: true}
+	isLeftOut := map[string]bool{ServiceInterface: true} // by interface
 	for _, a := range node {
-		if containsAddress(p.Pods, a.Address) {
-			isBridge[a.Interface] = true
+		if containsAddress(p.PodPrefixes, a.Address) {
+			isLeftOut[a.Interface] = true
 		}
 	}
 	var usable []NodeAddress
 	for _, a := range node {
-		if FamilyOf(a.Address) == f && a.Up && !a.Unusable && !isBridge[a.Interface] {
+		if FamilyOf(a.Address) == f && a.Up && !a.Unusable && !isLeftOut[a.Interface] {
 			usable = append(usable, a)
 		}
 	}
@@ -125,7 +125,9 @@ func (p *Policy) LacksOutput(f Family) bool {
 
 // outputAddress chooses for one interface among its addresses and those that all interfaces share: the first
 // item that has one decides. One in force is kept.
-func (p *Policy) outputAddress(name string, node []NodeAddress, inForce *OutputAddress) (OutputAddress, bool) {
+func (p *Policy) outputAddress(
+	name string, node []NodeAddress, inForce *OutputAddress,
+) (OutputAddress, bool) {
 	for _, item := range p.OutputAddresses.Value {
 		var inside []NodeAddress
 		for _, a := range node {
@@ -144,7 +146,9 @@ func (p *Policy) outputAddress(name string, node []NodeAddress, inForce *OutputA
 
 // chooseAddress chooses among the addresses in an item: the one in force, else a primary one, else the
 // lowest.
-func chooseAddress(name string, item netip.Prefix, inside []NodeAddress, inForce *OutputAddress) OutputAddress {
+func chooseAddress(
+	name string, item netip.Prefix, inside []NodeAddress, inForce *OutputAddress,
+) OutputAddress {
 	slices.SortFunc(inside, func(a, b NodeAddress) int {
 		return cmp.Or(a.rank(inForce)-b.rank(inForce), a.Address.Compare(b.Address))
 	})
@@ -199,7 +203,7 @@ func (items AddressItems) Families() (families []Family) {
 }
 
 // Concerned returns the addresses that decide what OutputAddressesOf chooses for the items: those inside, and
-// the others of their interfaces.
+// the others of their interfaces, as one of these inside a pod range makes its interface unusable.
 func (items AddressItems) Concerned(node []NodeAddress) (concerned []NodeAddress) {
 	hasItem := map[string]bool{} // by interface
 	for _, a := range node {

@@ -76,7 +76,7 @@ func TestOutputAddressesOf(t *testing.T) {
 		"both families":         {items: "192.0.2.0/24 2001:db8::/32", node: "192.0.2.7 eth0; 2001:db8::7 eth1", want: "eth0 192.0.2.7, eth1 2001:db8::7"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := policy.Policy{Pods: cidrs("10.244.0.0/16", "fd00:244::/64")}
+			p := policy.Policy{PodPrefixes: cidrs("10.244.0.0/16", "fd00:244::/64")}
 			for _, item := range strings.Fields(tt.items) {
 				p.OutputAddresses.Value = append(p.OutputAddresses.Value, netip.MustParsePrefix(item))
 			}
@@ -148,7 +148,7 @@ func TestOutputAddressesProperty(t *testing.T) {
 		p.OutputAddresses.Value = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) netip.Prefix {
 			return netip.PrefixFrom(address.Draw(t, "address"), rapid.SampledFrom([]int{24, 32}).Draw(t, "bits")).Masked()
 		}), 0, 4).Draw(t, "items")
-		p.Pods = rapid.SampledFrom([][]netip.Prefix{nil, cidrs("10.0.2.0/30")}).Draw(t, "pods")
+		p.PodPrefixes = rapid.SampledFrom([][]netip.Prefix{nil, cidrs("10.0.2.0/30")}).Draw(t, "pods")
 		node := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) policy.NodeAddress {
 			name, yes := rapid.SampledFrom([]string{"eth0", "eth1", "lo"}).Draw(t, "interface"), rapid.Bool()
 			return policy.NodeAddress{Address: address.Draw(t, "address"), Interface: name, Shared: name == "lo", Up: rapid.IntRange(0, 4).Draw(t, "up") > 0,
@@ -180,7 +180,7 @@ func addressOf(p policy.Policy, node []policy.NodeAddress, out string) netip.Add
 		for _, a := range node {
 			pods := false
 			for _, b := range node {
-				pods = pods || b.Interface == a.Interface && len(p.Pods) > 0 && p.Pods[0].Contains(b.Address)
+				pods = pods || b.Interface == a.Interface && len(p.PodPrefixes) > 0 && p.PodPrefixes[0].Contains(b.Address)
 			}
 			switch {
 			case a.Interface != out && a.Interface != "lo", !item.Contains(a.Address), !a.Up, a.Unusable, pods, a.Deprecated && item.Bits() < 32:

@@ -39,7 +39,8 @@ func (o Origin) String() string {
 	return fmt.Sprintf("%s of %s", o.Key, o.Source)
 }
 
-// WithOrigins is a value with every key that sets it, BuiltIn for a default.
+// WithOrigins is a value with every key that sets it, BuiltIn for a default. PodCIDRs that
+// no source states have no origin.
 type WithOrigins[T any] struct {
 	Value   T
 	Origins []Origin
@@ -73,7 +74,7 @@ type Policy struct {
 
 	PodCIDRs         WithOrigins[[]netip.Prefix]
 	PodSubnets       []netip.Prefix // found by ADDs
-	Pods             []netip.Prefix // the pod ranges of all sources; see PodRanges
+	PodPrefixes      []netip.Prefix // what has pods, by all sources; PodRanges leaves out exempt sources
 	Guard            WithOrigins[GuardMode]
 	StaleConnections WithOrigins[StaleConnections] // "" if none is stated; see ResetsConnections
 	EnforceExempt    WithOrigins[bool]

@@ -11,7 +11,8 @@ import (
 )
 
 // Ranges is a set of addresses of one family: ranges in ascending order that neither
-// overlap nor touch. In a Rule nil is every address; an empty set has none.
+// overlap nor touch. In a Rule nil is every address, and Intersect, Overlaps, Equal
+// and key take it so. Other methods take a nil receiver for the empty set.
 type Ranges []netipx.IPRange
 
 // RangesOf returns the addresses that the prefixes cover.
@@ -81,8 +82,8 @@ func (r Ranges) Intersect(s Ranges) Ranges {
 	return out
 }
 
-// Without returns the addresses of r that are not in s. r must not be nil: use
-// RangesOf(f.All()) for every address of a family.
+// Without returns the addresses of r that are not in s, which may be nil for every
+// address. r must not be nil: use RangesOf(f.All()) for every address of a family.
 func (r Ranges) Without(s Ranges) Ranges {
 	if s == nil {
 		return Ranges{}
@@ -119,16 +120,16 @@ func (r Ranges) Overlaps(s Ranges) bool {
 	return common == nil || len(common) > 0
 }
 
-// OverlapsPrefix reports whether the set has an address of the prefix.
-func (r Ranges) OverlapsPrefix(p netip.Prefix) bool {
+// overlapsPrefix reports whether the set has an address of the prefix.
+func (r Ranges) overlapsPrefix(p netip.Prefix) bool {
 	all := netipx.RangeOfPrefix(p)
 	i := r.firstFrom(all.From())
 	return i < len(r) && r[i].Overlaps(all)
 }
 
-// Minus returns the ranges of r that s does not have with the same ends: the elements
-// to add to a set that has the elements s.
-func (r Ranges) Minus(s Ranges) Ranges {
+// ElementsNotIn returns the ranges of r that s does not have with the same ends: the
+// elements to add to a set of the kernel that has the elements s.
+func (r Ranges) ElementsNotIn(s Ranges) Ranges {
 	var out Ranges
 	for _, x := range r {
 		for len(s) > 0 && s[0].From().Less(x.From()) {

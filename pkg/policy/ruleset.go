@@ -38,7 +38,7 @@ type Rule struct {
 	Match
 
 	Verdict     Verdict
-	Address     netip.Addr // of Masquerade; the zero Addr is the one that the kernel chooses for the interface
+	Address     netip.Addr // of Masquerade; the zero Addr is the one that the kernel chooses
 	Ports       PortRange  // of Masquerade
 	RandomFully bool       // of Masquerade
 	Text        string     // of Unrecognized: the rule as its backend prints it
@@ -219,7 +219,8 @@ func (c *Chain) NotOfAgents() []int {
 // isOfAgents reports whether the rule has a form of the agents: RETURN or MASQUERADE by destination, and
 // MASQUERADE to ports by protocol and at random, too. ip-masq replaces the rules of an agent. If one had any
 // other match, such as a source or an interface, the verdict of its packets would change without anybody
-// having asked for that.
+// having asked for that. NotToLocal changes none: the jump of the agents takes no packet to a local address
+// into the chain.
 func (r Rule) isOfAgents() bool {
 	if r.From != nil || r.NotFromLocal || r.Out != "" || r.Address.IsValid() {
 		return false
@@ -291,31 +292,35 @@ func OwnedBy(dataDir string) Owner { return Owner{Schema: RulesSchema, DataDir: 
 // Differs reports whether the owner names a dataDir other than that of p.
 func (o Owner) Differs(p Owner) bool { return o.DataDir != "" && o.DataDir != p.DataDir }
 
-const ownerPrefix, ownerMiddle = "ip-masq/", " keeps its state in "
+// A comment is ip-masq/SCHEMA keeps its state in DATADIR.
+const ownerPrefix, ownerText = "ip-masq/", "keeps its state in "
 
 // Comment returns the text of the comment, which people read too.
 func (o Owner) Comment() string {
 	if o == (Owner{}) {
 		return ""
 	}
-	return ownerPrefix + strconv.Itoa(o.Schema) + ownerMiddle + o.DataDir
+	return ownerPrefix + strconv.Itoa(o.Schema) + " " + ownerText + o.DataDir
 }
 
 // ParseOwner parses a comment. It returns the zero Owner for the comment of another
 // program. The text after the number of a newer schema is unknown.
 func ParseOwner(comment string) Owner {
-	rest, found := strings.CutPrefix(comment, ownerPrefix)
-	if !found { // as of nearly every rule
+	rest, isOurs := strings.CutPrefix(comment, ownerPrefix)
+	if !isOurs { // as of nearly every rule
 		return Owner{}
 	}
 	number, text, _ := strings.Cut(rest, " ")
 	schema, err := strconv.Atoi(number)
-	dir, found := strings.CutPrefix(" "+text, ownerMiddle)
-	switch {
-	case err != nil || schema < 1 || !found && schema <= RulesSchema:
+	if err != nil || schema < 1 {
 		return Owner{}
-	case !found:
+	}
+	dir, isKnownText := strings.CutPrefix(text, ownerText)
+	switch {
+	case isKnownText:
+		return Owner{Schema: schema, DataDir: dir}
+	case schema > RulesSchema:
 		return Owner{Schema: schema}
 	}
-	return Owner{Schema: schema, DataDir: dir}
+	return Owner{}
 }

@@ -19,11 +19,12 @@ type Scope struct {
 // Scope returns the scope of the policy in a family, which has no sources if the policy does not manage that.
 func (p Policy) Scope(f Family) Scope {
 	s := Scope{Sources: Ranges{}, Interfaces: p.Interfaces.Value, Host: p.Host.Value}
-	switch {
-	case !slices.Contains(p.Families(), f):
-	case len(p.Sources.Value) == 0:
+	if !slices.Contains(p.Families(), f) {
+		return s
+	}
+	if len(p.Sources.Value) == 0 {
 		s.Sources = RangesOf(f.All())
-	default:
+	} else {
 		s.Sources = RangesOf(ofFamily(p.Sources.Value, f)...)
 	}
 	return s
@@ -36,9 +37,9 @@ func (p *Policy) masqueradeScope(f Family) Scope {
 	return s
 }
 
-// Matches returns the matches of rules for the packets in scope: such a packet meets one of them, has a
-// source of the scope, and is not to the node itself nor, without Host, from it.
-func (s Scope) Matches() []Match {
+// InterfaceMatches returns one match for each output interface, or one that matches all. Sources and Host are
+// not in them: the jumps of a chain and those of a guard match these by themselves.
+func (s Scope) InterfaceMatches() []Match {
 	if len(s.Interfaces) == 0 {
 		return []Match{{}}
 	}
@@ -68,12 +69,13 @@ func (s Scope) leaves(out string) bool {
 	return false
 }
 
-// within reports whether t has all packets of s.
+// within reports whether t has all packets of s, apart from those of the node itself. Host is not compared:
+// guards do not match such packets, and the judge of connections keeps the node's own.
 func (s Scope) within(t Scope) bool {
 	if len(s.Sources.Without(t.Sources)) > 0 {
 		return false
 	}
-	for _, m := range s.Matches() {
+	for _, m := range s.InterfaceMatches() {
 		if !t.leaves(m.Out) {
 			return false
 		}
@@ -98,8 +100,8 @@ func (s Scope) common(t Scope) (both Scope, overlap bool) {
 // commonInterfaces returns the interfaces of both scopes, where an empty list means any, and whether there
 // are some.
 func (s Scope) commonInterfaces(t Scope) (common []string, overlap bool) {
-	for _, m := range s.Matches() {
-		for _, n := range t.Matches() {
+	for _, m := range s.InterfaceMatches() {
+		for _, n := range t.InterfaceMatches() {
 			switch {
 			case InterfaceWithin(m.Out, n.Out):
 				common = append(common, m.Out)
@@ -144,7 +146,7 @@ func (p *Policy) outOfScope(pkt Packet) (reason string, by []Origin) {
 func (p *Policy) condition(asked Packet) (text string) {
 	f := FamilyOf(asked.Dst)
 	sources := p.Candidates(f)
-	isAny := f.match(sources) == nil
+	isAny := coversAll(f, sources)
 	if !asked.Src.IsValid() && !isAny {
 		text = ", for any source in " + sources.String()
 	}
@@ -161,7 +163,7 @@ func (s Scope) Representative(pkt Packet) Packet {
 		pkt.Src, pkt.SrcLocal = s.Sources[0].From(), false
 	}
 	if pkt.Out == "" {
-		prefix, isWildcard := strings.CutSuffix(s.Matches()[0].Out, "+")
+		prefix, isWildcard := strings.CutSuffix(s.InterfaceMatches()[0].Out, "+")
 		pkt.Out = prefix
 		if isWildcard {
 			pkt.Out += "0"

@@ -48,7 +48,8 @@ func (e *fieldErrors) checkBothLists(nonMasquerade, masquerade []netip.Prefix) {
 	}
 }
 
-// checkField adds what is wrong with a value because of its type.
+// checkField adds what is wrong with a single value or item, for most types. Validate checks the names of
+// outputInterfaces and the other types itself.
 func (e *fieldErrors) checkField(k Key, ipv6 bool) {
 	switch to := k.Field.(type) {
 	case *[]netip.Prefix:

@@ -272,13 +272,19 @@ func reservedChainNames() []string {
 // ValidateInterface holds names to what the kernel accepts (IFNAMSIZ: 15 bytes
 // and none of '/', ':' and white space) and to what both backends can write.
 func ValidateInterface(name string) error {
-	outside := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`/:"\!*`, r) }
-	if strings.HasSuffix(name, "*") {
-		wildcard := strings.TrimRight(name, "*+") + "+"
-		if ValidateInterface(wildcard) == nil {
-			return fmt.Errorf("is not the name of an interface; did you mean %s?", wildcard)
-		}
+	err := checkInterface(name)
+	if err == nil || !strings.HasSuffix(name, "*") {
+		return err
 	}
+	wildcard := strings.TrimRight(name, "*+") + "+"
+	if checkInterface(wildcard) != nil {
+		return err
+	}
+	return fmt.Errorf("is not the name of an interface; did you mean %s?", wildcard)
+}
+
+func checkInterface(name string) error {
+	outside := func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`/:"\!*`, r) }
 	switch bare := strings.TrimSuffix(name, "+"); {
 	case name == "":
 		return errors.New("is empty; name an interface, or drop the item")

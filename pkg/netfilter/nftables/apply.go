@@ -395,8 +395,8 @@ func (w *tableWriter) updateSet(name string, want, have *table, fill *nfnetlink.
 		batch = fill
 		batch.AddSet(w.link, have.name, setForm(w.link, name))
 	}
-	batch.DeleteElements(w.link, have.name, name, held.Minus(ranges))
-	batch.AddElements(w.link, have.name, name, ranges.Minus(held))
+	batch.DeleteElements(w.link, have.name, name, held.ElementsNotIn(ranges))
+	batch.AddElements(w.link, have.name, name, ranges.ElementsNotIn(held))
 }
 
 // remove deletes masquerade chains, the jumps to them and the sets that no rule uses then. It deletes a table

@@ -95,8 +95,8 @@ func (d *guardDiff) compareSet(name string, want, have *table) {
 		d.unexpected(masqChainOfGuard(name), "set "+name)
 		return
 	}
-	d.addElements(name, wanted.Minus(held), false)
-	d.addElements(name, held.Minus(wanted), true)
+	d.addElements(name, wanted.ElementsNotIn(held), false)
+	d.addElements(name, held.ElementsNotIn(wanted), true)
 }
 
 func (d *guardDiff) addElements(set string, elements policy.Ranges, unexpected bool) {
@@ -344,7 +344,7 @@ func guardTablesOf(guards []policy.Guard) map[policy.Family]*table {
 
 // addJumps adds the jumps of packets in scope to the chain of a guard.
 func (t *table) addJumps(base string, g policy.Guard, match ...nftStatement) {
-	for _, m := range g.Scope.Matches() {
+	for _, m := range g.Scope.InterfaceMatches() {
 		statements := slices.Concat(matchStatements(m), match)
 		t.add(base, "", append(statements, jump(base+"-"+g.Chain))...)
 	}
