@@ -265,7 +265,7 @@ func (l *Conflist) parseList(d *Document) error {
 	for _, k := range []Key{
 		{Name: "name", Value: networkName(&l.Network)},
 		{Name: "cniVersion", Value: text(&l.CNIVersion, "1.0.0", anyText[string])},
-		{Name: "plugins", Value: Value{read: l.readPlugins}},
+		{Name: "plugins", Value: Value{List, pluginsField{l}}},
 	} {
 		if value, there := values[k.Name]; there {
 			k.Read(d, k.Name, value)
@@ -278,17 +278,20 @@ func (l *Conflist) parseList(d *Document) error {
 	return nil
 }
 
-func (l *Conflist) readPlugins(d *Document, key string, value json.RawMessage) {
-	if KindOf(value) != List {
-		d.wrongKind(key, -1, value, "a list of plugin configurations")
-		return
-	}
+// pluginsField adds the plugins of a list.
+type pluginsField struct{ list *Conflist }
+
+func (pluginsField) want() string { return "a list of plugin configurations" }
+
+func (pluginsField) text() string { return "" }
+
+func (f pluginsField) read(d *Document, key string, value json.RawMessage) {
 	items := elements(value)
 	if len(items) == 0 {
 		d.Fail(key, -1, "", "is empty; write at least one plugin configuration")
 	}
 	for i, item := range items {
-		if err := l.add(item); err != nil {
+		if err := f.list.add(item); err != nil {
 			d.NoteAt(0, fmt.Errorf("%s[%d]: %w", key, i, err))
 		}
 	}

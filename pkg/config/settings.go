@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
@@ -124,9 +125,17 @@ func (s *Settings) keys() []Key {
 }
 
 // table accepts a table, whose keys are members of their own.
-func table(name string) Value {
-	return Value{Kind: Object, want: func() string { return "[" + name + "] on a line of its own, and its keys below" }}
+func table(name string) Value { return Value{Object, tableField(name)} }
+
+type tableField string
+
+func (f tableField) want() string {
+	return "[" + string(f) + "] on a line of its own, and its keys below"
 }
+
+func (tableField) read(*Document, string, json.RawMessage) {}
+
+func (tableField) text() string { return "" }
 
 // Read reads reconciler.toml into the settings. Keys that are left out keep their values; an error, an
 // fs.ErrNotExist or a DocumentError with every mistake, changes nothing. [agent] is validated on its own;

@@ -129,7 +129,7 @@ func (u *UnknownKeys) tells(name string) bool {
 	const least = len("backend")
 	for _, k := range u.keys {
 		known := k.Name[strings.LastIndexByte(k.Name, '.')+1:]
-		if k.read != nil && len(known) >= least && strings.EqualFold(known, name) {
+		if k.field != nil && k.Kind != Object && len(known) >= least && strings.EqualFold(known, name) {
 			return true
 		}
 	}

@@ -64,23 +64,34 @@ func stringValue(value json.RawMessage) (s string, isString bool) {
 
 // Value reads the value of a key.
 type Value struct {
-	Kind Kind          // "" for any
-	want func() string // what to write in place of a value of another kind
-	// read stores a JSON value of the kind and records its mistakes in the document. Without it the key is
-	// ignored.
-	read func(d *Document, key string, value json.RawMessage)
-	Text func() string // the stored value as a flag takes it, "" for none
+	Kind  Kind  // "" for any
+	field field // nil: the key is ignored
+}
+
+// field is where the value of a key is stored.
+type field interface {
+	// want returns what to write in place of a value of another kind.
+	want() string
+	// read stores a JSON value of the kind and records its mistakes in the document.
+	read(d *Document, key string, value json.RawMessage)
+	// text returns the stored value as a flag takes it, "" for none.
+	text() string
 }
 
 // Read stores a JSON value and records its mistakes in the document.
 func (v Value) Read(d *Document, key string, value json.RawMessage) {
-	switch {
-	case v.Kind != "" && KindOf(value) != v.Kind:
-		d.wrongKind(key, -1, value, v.want())
-	case v.read != nil:
-		v.read(d, key, value)
+	if v.field == nil {
+		return
 	}
+	if v.Kind != "" && KindOf(value) != v.Kind {
+		d.wrongKind(key, -1, value, v.field.want())
+		return
+	}
+	v.field.read(d, key, value)
 }
+
+// Text returns the stored value as a flag takes it, "" for none.
+func (v Value) Text() string { return v.field.text() }
 
 func (v Value) fromFlag(text string) (json.RawMessage, error) {
 	switch v.Kind {
@@ -126,76 +137,111 @@ func (d *Document) wrongKind(key string, index int, value json.RawMessage, write
 	d.Fail(key, index, string(value), found)
 }
 
-func boolean(to *bool) Value {
-	v := optional(&to)
-	v.read = func(_ *Document, _ string, value json.RawMessage) { *to = value[0] == 't' }
-	return v
-}
+func boolean(to *bool) Value { return Value{Boolean, boolField{to}} }
+
+type boolField struct{ to *bool }
+
+func (f boolField) want() string { return "true or false" }
+
+func (f boolField) read(_ *Document, _ string, value json.RawMessage) { *f.to = value[0] == 't' }
+
+func (f boolField) text() string { return fmt.Sprint(*f.to) }
 
 // optional reads a boolean that a source may leave out.
-func optional(to **bool) Value {
-	store := func(_ *Document, _ string, value json.RawMessage) { *to = new(value[0] == 't') }
-	return Value{Boolean, func() string { return "true or false" }, store, textOf(to)}
+func optional(to **bool) Value { return Value{Boolean, optionalField{to}} }
+
+type optionalField struct{ to **bool }
+
+func (f optionalField) want() string { return "true or false" }
+
+func (f optionalField) read(_ *Document, _ string, value json.RawMessage) {
+	*f.to = new(value[0] == 't')
 }
 
-func textOf[T any](stored **T) func() string {
-	return func() string {
-		if *stored == nil {
-			return ""
-		}
-		return fmt.Sprint(**stored)
+func (f optionalField) text() string { return textOf(*f.to) }
+
+// textOf returns a stored value as text, "" for none.
+func textOf[T any](stored *T) string {
+	if stored == nil {
+		return ""
 	}
+	return fmt.Sprint(*stored)
 }
 
 // text reads a string with parse, which accepts the example.
 func text[T any](to *T, example string, parse func(string) (T, error)) Value {
-	read := func(d *Document, key string, value json.RawMessage) {
-		s, _ := stringValue(value)
-		v, err := parse(s)
-		if err != nil {
-			d.Fail(key, -1, s, err.Error())
-			return
-		}
-		*to = v
-	}
-	return Value{String, stringLike(example), read, textOf(&to)}
+	return Value{String, textField[T]{to, example, parse}}
 }
 
-func stringLike(example string) func() string {
-	return func() string { return "a string such as " + policy.Quote(example) }
+type textField[T any] struct {
+	to      *T
+	example string
+	parse   func(string) (T, error)
 }
+
+func (f textField[T]) want() string { return stringLike(f.example) }
+
+func (f textField[T]) read(d *Document, key string, value json.RawMessage) {
+	s, _ := stringValue(value)
+	v, err := f.parse(s)
+	if err != nil {
+		d.Fail(key, -1, s, err.Error())
+		return
+	}
+	*f.to = v
+}
+
+func (f textField[T]) text() string { return fmt.Sprint(*f.to) }
+
+func stringLike(example string) string { return "a string such as " + policy.Quote(example) }
 
 // optionalText reads a string that a source may leave out.
 func optionalText[T any](to **T, example string, parse func(string) (T, error)) Value {
-	v := text(to, example, func(s string) (*T, error) {
-		parsed, err := parse(s)
-		return &parsed, err
-	})
-	v.Text = textOf(to)
-	return v
+	return Value{String, optionalTextField[T]{to, example, parse}}
 }
+
+type optionalTextField[T any] struct {
+	to      **T
+	example string
+	parse   func(string) (T, error)
+}
+
+func (f optionalTextField[T]) want() string { return stringLike(f.example) }
+
+func (f optionalTextField[T]) read(d *Document, key string, value json.RawMessage) {
+	s, _ := stringValue(value)
+	v, err := f.parse(s)
+	if err != nil {
+		d.Fail(key, -1, s, err.Error())
+		return
+	}
+	*f.to = &v
+}
+
+func (f optionalTextField[T]) text() string { return textOf(*f.to) }
 
 // anyText accepts any string: it is validated once the document is read.
 func anyText[T ~string](s string) (T, error) { return T(s), nil }
 
 // list reads a list of strings with parse, without repeated items. An empty list is not nil.
 func list[T comparable](to *[]T, example string, parse func(string) (T, error)) Value {
-	return Value{
-		Kind: List,
-		want: func() string { return "a list such as [" + policy.Quote(example) + "]" },
-		read: func(d *Document, key string, value json.RawMessage) {
-			readList(d, key, value, to, example, parse)
-		},
-		Text: func() string {
-			text := fmt.Sprint(*to) // [a b]
-			return strings.ReplaceAll(text[1:len(text)-1], " ", ",")
-		},
-	}
+	return Value{List, listField[T]{to, example, parse}}
 }
 
-func readList[T comparable](
-	d *Document, key string, value json.RawMessage, to *[]T, example string, parse func(string) (T, error),
-) {
+type listField[T comparable] struct {
+	to      *[]T
+	example string
+	parse   func(string) (T, error)
+}
+
+func (f listField[T]) want() string { return "a list such as [" + policy.Quote(f.example) + "]" }
+
+func (f listField[T]) text() string {
+	text := fmt.Sprint(*f.to) // [a b]
+	return strings.ReplaceAll(text[1:len(text)-1], " ", ",")
+}
+
+func (f listField[T]) read(d *Document, key string, value json.RawMessage) {
 	items := elements(value)
 	if len(items) > policy.MaxCIDRLimit {
 		d.Fail(key, -1, "", fmt.Sprintf("has %d items, more than the %d possible; remove some",
@@ -211,10 +257,10 @@ func readList[T comparable](
 		}
 		s, isString := stringValue(item)
 		if !isString {
-			d.wrongKind(key, i, item, stringLike(example)())
+			d.wrongKind(key, i, item, stringLike(f.example))
 			continue
 		}
-		v, err := parse(s)
+		v, err := f.parse(s)
 		if err != nil {
 			d.Fail(key, i, s, err.Error())
 			continue
@@ -225,40 +271,54 @@ func readList[T comparable](
 			indexes = append(indexes, i)
 		}
 	}
-	*to, d.Indexes[key] = kept, indexes
+	*f.to, d.Indexes[key] = kept, indexes
 }
 
 // count reads a whole number.
-func count(to *int, least, most int) Value {
-	limits := fmt.Sprintf("a whole number from %d to %d", least, most)
-	return Value{
-		Kind: Number,
-		want: func() string { return limits },
-		read: func(d *Document, key string, value json.RawMessage) {
-			n, err := strconv.Atoi(string(value))
-			if err != nil || n < least || n > most {
-				d.Fail(key, -1, string(value), "is not "+limits+"; write one")
-				return
-			}
-			*to = n
-		},
-		Text: func() string { return strings.TrimPrefix(strconv.Itoa(*to), "0") }, // "" for none
+func count(to *int, least, most int) Value { return Value{Number, countField{to, least, most}} }
+
+type countField struct {
+	to          *int
+	least, most int
+}
+
+func (f countField) want() string {
+	return fmt.Sprintf("a whole number from %d to %d", f.least, f.most)
+}
+
+func (f countField) read(d *Document, key string, value json.RawMessage) {
+	n, err := strconv.Atoi(string(value))
+	if err != nil || n < f.least || n > f.most {
+		d.Fail(key, -1, string(value), "is not "+f.want()+"; write one")
+		return
 	}
+	*f.to = n
+}
+
+func (f countField) text() string {
+	if *f.to == 0 { // none
+		return ""
+	}
+	return strconv.Itoa(*f.to)
 }
 
 // Interval reads a duration of at least a second, such as "1m30s", or whole seconds.
-func Interval(to *time.Duration) Value {
-	asText := text(to, "60s", parseInterval)
-	return Value{
-		read: func(d *Document, key string, value json.RawMessage) {
-			if KindOf(value) == Number {
-				value = json.RawMessage(policy.Quote(string(value)))
-			}
-			asText.Read(d, key, value)
-		},
-		Text: func() string { return strings.Replace(to.String(), "m0s", "m", 1) },
+func Interval(to *time.Duration) Value { return Value{field: intervalField{to}} }
+
+type intervalField struct{ to *time.Duration }
+
+func (f intervalField) asText() Value { return text(f.to, "60s", parseInterval) }
+
+func (f intervalField) want() string { return f.asText().field.want() }
+
+func (f intervalField) read(d *Document, key string, value json.RawMessage) {
+	if KindOf(value) == Number {
+		value = json.RawMessage(policy.Quote(string(value)))
 	}
+	f.asText().Read(d, key, value)
 }
+
+func (f intervalField) text() string { return strings.Replace(f.to.String(), "m0s", "m", 1) }
 
 func parseInterval(s string) (time.Duration, error) {
 	const least = time.Second
@@ -343,15 +403,20 @@ func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 	}
 }
 
-func oneOf(to policy.Word) Value {
-	want := func() string { return `"` + strings.Join(to.Choices(), `" or "`) + `"` }
-	return Value{String, want, func(d *Document, key string, value json.RawMessage) {
-		s, _ := stringValue(value)
-		if err := to.Set(s); err != nil {
-			d.Fail(key, -1, s, err.Error())
-		}
-	}, to.String}
+func oneOf(to policy.Word) Value { return Value{String, wordField{to}} }
+
+type wordField struct{ to policy.Word }
+
+func (f wordField) want() string { return `"` + strings.Join(f.to.Choices(), `" or "`) + `"` }
+
+func (f wordField) read(d *Document, key string, value json.RawMessage) {
+	s, _ := stringValue(value)
+	if err := f.to.Set(s); err != nil {
+		d.Fail(key, -1, s, err.Error())
+	}
 }
+
+func (f wordField) text() string { return f.to.String() }
 
 // parseListen accepts HOST:PORT. The host may be empty, and the port 0.
 func parseListen(s string) (string, error) {
@@ -364,8 +429,8 @@ func parseListen(s string) (string, error) {
 	return s, nil
 }
 
-// keysOf returns the keys of rows, for every kind of document. Each ADD calls it, so that flags get their
-// usage later.
+// keysOf returns the keys of rows, for every kind of document. It leaves out Usage, which only flags need: each
+// ADD calls it.
 func keysOf(rows []policy.Key) []Key {
 	keys := make([]Key, len(rows))
 	for i, k := range rows {
@@ -394,7 +459,7 @@ func keysOf(rows []policy.Key) []Key {
 		case **policy.Mark:
 			key.Placeholder = "MASK"
 			key.Value = optionalText(to, "0x6000", policy.ParseMark)
-		case *string:
+		case *string: // masqChain is the only one
 			key.Placeholder = "NAME"
 			key.Value = text(to, policy.DefaultChain, parseChainName)
 		case policy.Word:
