@@ -125,15 +125,18 @@ func masquerades(plugin any) bool {
 
 // DataDirErr returns why ADDs fail if an entry's dataDir is not plugin.toml's or, without it, the
 // reconciler's.
-func (l Conflist) DataDirErr(file PluginFile, reconcilers string) error {
+func (l Conflist) DataDirErr(file PluginFile, reconcilerDir string) error {
 	for _, e := range l.Entries {
+		if e.Err != nil { // which is reported in its place
+			continue
+		}
 		err := file.DataDirErr(e.Netconf)
-		if !file.Present && e.Entry.DataDir != reconcilers {
+		if !file.Present && e.Entry.DataDir != reconcilerDir {
 			err = fmt.Errorf("dataDir: %s is not the reconciler's data_dir, %s; "+
 				"a node has one dataDir: state the same in both",
-				policy.Quote(e.Entry.DataDir), policy.Quote(reconcilers))
+				policy.Quote(e.Entry.DataDir), policy.Quote(reconcilerDir))
 		}
-		if err != nil && e.Err == nil {
+		if err != nil {
 			return fmt.Errorf("%s: plugins[%d]: %w", policy.Printable(l.File), e.Index, err)
 		}
 	}
@@ -189,7 +192,8 @@ func ReadConfDir(dir string) (ConfDir, error) {
 	return c, nil
 }
 
-// WithEntry returns the first conflist of the network that has a plugin entry, or nil.
+// WithEntry returns the first conflist of the network that has a plugin entry, or nil: the one that counts
+// without a plugin.toml.
 func (c ConfDir) WithEntry(network string) *Conflist { return PluginFile{}.Conflist(c, network) }
 
 // With returns the directory with one file replaced or added.
@@ -217,15 +221,18 @@ func (c ConfDir) HasEntryWith(network string, s policy.SourcePolicy) bool {
 	return list != nil && list.Entries[0].Err == nil && list.Entries[0].Entry.Policy.Equal(s)
 }
 
-// Err returns the errors of the files that runtimes cannot load.
+// Err returns the errors of the files that runtimes cannot load, as one DocumentError, or nil.
 func (c ConfDir) Err() error {
-	var d Document
+	var mistakes []error
 	for _, l := range c.Conflists {
 		if l.Err != nil {
-			d.Mistakes = append(d.Mistakes, l.Err)
+			mistakes = append(mistakes, l.Err)
 		}
 	}
-	return d.Err()
+	if len(mistakes) == 0 {
+		return nil
+	}
+	return &DocumentError{mistakes}
 }
 
 // IsList reports whether runtimes expect a list in the file, not the configuration of a single plugin.

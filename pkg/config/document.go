@@ -119,7 +119,7 @@ func (d *Document) Read(members []Member, keys []Key) {
 			d.Lines[m.Key] = m.Line
 		}
 		k, isKnown := known[m.Key]
-		isKnown = isKnown || d.File == "" && isProtocolKey(m.Key)
+		isKnown = isKnown || d.File == "" && isReserved(m.Key) // of an entry on stdin; k is ignored then
 		isFirst := times[m.Key] == 1
 		switch {
 		case isFirst && !isKnown:
@@ -162,8 +162,8 @@ func (d *Document) unknown(name string, u *UnknownKeys) string {
 	return problem + remedy
 }
 
-// isProtocolKey reports whether the CNI spec reserves the key for the runtime.
-func isProtocolKey(key string) bool { return strings.HasPrefix(key, "cni.dev/") }
+// isReserved reports whether the CNI spec reserves the key for the runtime.
+func isReserved(key string) bool { return strings.HasPrefix(key, "cni.dev/") }
 
 // ValidatePolicy validates a policy after the document was read, without consequences of mistakes in it.
 func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
@@ -173,7 +173,7 @@ func (d *Document) ValidatePolicy(s policy.SourcePolicy, limit int) {
 	if d.Flawed[d.Table+"cidrLimit"] {
 		limit = math.MaxInt
 	}
-	var joined interface{ Unwrap() []error }
+	var joined interface{ Unwrap() []error } // as Validate joins its errors
 	if !errors.As(s.Validate(limit), &joined) {
 		return
 	}
@@ -232,18 +232,25 @@ func elements(value json.RawMessage) []json.RawMessage {
 	depth, start, quoted := 0, 1, false
 	for i := 0; i < len(value); i++ {
 		c := value[i]
-		switch {
-		case quoted && c == '\\':
+		if quoted && c == '\\' {
 			i++ // the next byte does not end the string
-		case c == '"':
+			continue
+		}
+		if c == '"' {
 			quoted = !quoted
-		case quoted:
-		case c == '{' || c == '[':
+		}
+		if quoted {
+			continue
+		}
+		switch c {
+		case '{', '[':
 			depth++
-		case c == '}' || c == ']':
+		case '}', ']':
 			depth--
 		}
-		if quoted || depth > 1 || depth == 1 && c != ',' && c != ':' {
+		isEnd := depth == 0 // of the list or the object
+		isSeparator := depth == 1 && (c == ',' || c == ':')
+		if !isEnd && !isSeparator {
 			continue
 		}
 		if part := bytes.TrimSpace(value[start:i]); len(part) > 0 { // none in [] and {}

@@ -102,7 +102,7 @@ func (c Netconf) Identity() Entry {
 func (c Netconf) PolicyTexts() []string {
 	texts := make([]string, 0, 2*len(c.members))
 	for _, m := range c.members {
-		value := "" // which no value is
+		value := "" // a value in JSON is never empty
 		if !slices.Contains(protocolKeys(), m.Key) {
 			value = string(m.Value)
 		}
@@ -129,7 +129,7 @@ func (c Netconf) Differences(d Netconf) []string {
 	return Differences(c.policyValues(), d.policyValues())
 }
 
-// Differences returns the keys whose values differ, sorted. No value is "".
+// Differences returns the keys whose values differ, sorted. A missing key is like one with the value "".
 func Differences(a, b map[string]string) []string {
 	keys := maps.Clone(a)
 	maps.Copy(keys, b)
@@ -148,7 +148,7 @@ func (c Netconf) policyValues() map[string]string {
 	notPolicy := append(protocolKeys(), "name", "cniVersion")
 	values := map[string]string{}
 	for _, m := range c.members {
-		if !slices.Contains(notPolicy, m.Key) && !isProtocolKey(m.Key) {
+		if !slices.Contains(notPolicy, m.Key) && !isReserved(m.Key) {
 			var b bytes.Buffer
 			_ = json.Compact(&b, m.Value) // members are valid JSON
 			values[m.Key] = b.String()

@@ -138,8 +138,8 @@ func (tableField) read(*Document, string, json.RawMessage) {}
 func (tableField) text() string { return "" }
 
 // Read reads reconciler.toml into the settings. Keys that are left out keep their values; an error, an
-// fs.ErrNotExist or a DocumentError with every mistake, changes nothing. [agent] is validated on its own;
-// agent files may enable IPv6.
+// fs.ErrNotExist or a DocumentError with every mistake, changes nothing. [agent] is validated on its own, as
+// if IPv6 was enabled: agent files may enable it.
 func (s *Settings) Read(path string) error {
 	doc, _, err := safefile.ReadFile(path, maxTOMLSize)
 	if err == nil {
@@ -220,7 +220,7 @@ func (s *Settings) Set(key, text string) error {
 	if err := d.Err(); err != nil {
 		return err
 	}
-	s.set(&d, key, text)
+	s.set(&d, key, text) // which was valid
 	s.AgentStated = s.AgentStated || strings.HasPrefix(key, d.Table)
 	s.Origins = maps.Collect(maps.All(s.Origins)) // another map, and not nil
 	s.Origins[key] = FlagOrigin

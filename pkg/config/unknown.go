@@ -192,12 +192,13 @@ func misspelled(unknown string, keys []Key) string {
 			continue
 		}
 		n := slips(a, b)
-		switch {
-		case n > slipsAllowed(b) || best != "" && n > bestSlips:
-		case best != "" && n == bestSlips:
-			ambiguous = true
-		default:
-			best, bestSlips, ambiguous = k.Name, n, false
+		isWorse := n > slipsAllowed(b) || best != "" && n > bestSlips
+		if isWorse {
+			continue
+		}
+		ambiguous = best != "" && n == bestSlips
+		if !ambiguous {
+			best, bestSlips = k.Name, n
 		}
 	}
 	if ambiguous {
