@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
@@ -13,8 +14,8 @@ import (
 )
 
 const (
-	// maxFiltered is the number of sources up to which the table is walked once for each: to skip
-	// an entry costs the kernel a tenth of what it costs to list it.
+	// maxFiltered is the number of sources up to which the table is walked once for each of IPv4: to
+	// skip an entry costs the kernel a tenth of what it costs to list it.
 	maxFiltered = 4
 	maxListed   = 100_000 // entries, up to which all of them are listed: that costs some 0.2 s of CPU
 	maxReplies  = 20_000  // that are remembered, in 3 MB
@@ -72,31 +73,47 @@ func (w *walk) all(ctx context.Context, families []policy.Family) error {
 }
 
 // filters selects the entries that may be stale. In a large table the kernel leaves out what was source
-// NATed, or what was not, if none of these can be stale: to list an entry costs it 3 µs, to skip one 0.3. The
-// status bits are not exact: a source NAT that changes only the port sets the bit. The second filter lists
-// those of Services; what remains is a connection to no Service, in a large table, that was given another
-// port.
+// NATed, or what was not, if none of these can be stale: to list an entry costs it 3 µs, to skip one 0.3.
 func (w *walk) filters(stats Stats) []nfnetlink.ConnectionFilter {
 	sources := w.judge.Sources()
 	if len(sources) > 0 && len(sources) <= maxFiltered {
-		var filters []nfnetlink.ConnectionFilter
-		for _, a := range sources {
-			filters = append(filters, nfnetlink.ConnectionFilter{Family: nfnetlink.FamilyOf(a), Src: a})
-		}
-		return filters
+		return filtersOf(sources)
 	}
 	const source, both = nfnetlink.SourceNAT, nfnetlink.SourceNAT | nfnetlink.DestinationNAT
+	all := []nfnetlink.ConnectionFilter{{}}
 	translated, untranslated := w.judge.StaleKinds()
 	switch {
 	case stats.Entries <= maxListed:
-		return []nfnetlink.ConnectionFilter{{}}
+		return all
 	case !translated:
+		// Entries without the bit of a source NAT. One that changed the port alone sets the bit: the second
+		// filter lists those of Services. What remains is a connection to no Service, in a large table, that
+		// was given another port.
 		return []nfnetlink.ConnectionFilter{{Mask: source}, {Status: both, Mask: both}}
 	case !untranslated:
 		return []nfnetlink.ConnectionFilter{{Status: source, Mask: source}}
 	default:
-		return []nfnetlink.ConnectionFilter{{}}
+		return all
 	}
+}
+
+// filtersOf selects the entries of sources. The kernel does not filter those of IPv6 (ConnectionFilter.Src), so one
+// walk lists all entries of that family.
+func filtersOf(sources []netip.Addr) []nfnetlink.ConnectionFilter {
+	var filters []nfnetlink.ConnectionFilter
+	listsIPv6 := false
+	for _, a := range sources {
+		family := nfnetlink.FamilyOf(a)
+		if family == nfnetlink.IPv4 {
+			filters = append(filters, nfnetlink.ConnectionFilter{Family: family, Src: a})
+			continue
+		}
+		if !listsIPv6 {
+			filters = append(filters, nfnetlink.ConnectionFilter{Family: family})
+		}
+		listsIPv6 = true
+	}
+	return filters
 }
 
 func (w *walk) visit(e *nfnetlink.Connection) error {

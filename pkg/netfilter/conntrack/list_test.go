@@ -118,3 +118,20 @@ func TestStatsCount(t *testing.T) {
 	})
 	assert.NoError(t, err)
 }
+
+// TestSourcesOfIPv6AreListedOnce: the kernel does not filter the sources of IPv6, so each of them would list the whole
+// family.
+func TestSourcesOfIPv6AreListedOnce(t *testing.T) {
+	addresses := func(texts ...string) (list []netip.Addr) {
+		for _, text := range texts {
+			list = append(list, netip.MustParseAddr(text))
+		}
+		return list
+	}
+	got := filtersOf(addresses("10.0.0.1", "fd00::1", "10.0.0.2", "fd00::2"))
+	assert.Equal(t, "filters", got, []nfnetlink.ConnectionFilter{
+		{Family: nfnetlink.IPv4, Src: netip.MustParseAddr("10.0.0.1")},
+		{Family: nfnetlink.IPv6},
+		{Family: nfnetlink.IPv4, Src: netip.MustParseAddr("10.0.0.2")},
+	})
+}
