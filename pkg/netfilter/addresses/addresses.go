@@ -15,7 +15,7 @@ import (
 // Read returns the addresses of global scope without those of Services. It needs no privilege. Beside 3,000
 // addresses of Services on kube-ipvs0 it takes 1 ms: the kernel lists them, and they are not decoded.
 func Read(families []policy.Family) ([]policy.NodeAddress, error) {
-	socket := nfnetlink.Routes()
+	socket := nfnetlink.NewRouteConn()
 	list, err := read(socket, families)
 	if err := errors.Join(err, socket.Close()); err != nil {
 		return nil, fmt.Errorf("read the node's addresses: %w", err)

@@ -21,7 +21,7 @@ const maxRoutes = 10_000
 
 func newRoutes() *routes {
 	return &routes{
-		socket:     nfnetlink.Routes(),
+		socket:     nfnetlink.NewRouteConn(),
 		local:      map[nfnetlink.Family]policy.Ranges{},
 		interfaces: map[[2]netip.Addr]string{},
 	}

@@ -101,7 +101,7 @@ type Decoded struct {
 	Conditions []Condition
 	Statement  Statement
 	Chain      string      // of DoJump and DoGoto
-	To         Translation // of DoMasq and DoSNAT
+	To         Translation // of DoMasq and DoSNAT; zero of DoSNAT to other addresses, or to several
 	Packets    uint64      // of the counter
 	Comment    string
 
@@ -117,12 +117,13 @@ func Decode(f Family, r Rule, buffer []Condition) Decoded {
 	d.Comment, d.Conditions = r.Comment, buffer[:0]
 	for _, e := range r.Exprs {
 		if d.Statement != NoStatement {
-			d.refuse(e.Name() + " after " + string(d.Statement)) // which the kernel does not evaluate
+			// The kernel never gets here. ip-masq writes no such rule, so it is another program's.
+			d.refuse(e.Name() + " after " + string(d.Statement))
 			break
 		}
 		d.expression(e)
 	}
-	d.load(register{})
+	d.flush()
 	d.Unrecognized = append(d.Unrecognized, d.unread...)
 	return d.Decoded
 }
@@ -151,18 +152,27 @@ func (d *decoder) refuse(part string) { d.Unrecognized = append(d.Unrecognized, 
 
 func (d *decoder) add(c Condition) { d.Conditions = append(d.Conditions, c) }
 
-// load replaces the held value. One that no comparison reads is not recognized: loading it may end the
+// load replaces the held value.
+func (d *decoder) load(r register) {
+	d.flush()
+	d.held, d.consts = r, nil
+}
+
+// flush removes the held value. One that no comparison has read is not recognized: loading it may end the
 // rule, and without it the rule would look wider than it is. The exception is the name of the output
 // interface: iptables-nft writes -o + as oifname without comparison.
-func (d *decoder) load(r register) {
-	switch {
-	case d.held.name == "" || d.held.used:
-	case d.held.what == OutputName:
-		d.add(Condition{Field: OutputName, Name: "+"})
-	default:
-		d.unread = append(d.unread, d.held.name)
+func (d *decoder) flush() {
+	isRead := d.held.used || d.held.name == ""
+	what, name := d.held.what, d.held.name
+	d.held = register{}
+	if isRead {
+		return
 	}
-	d.held, d.consts = r, nil
+	if what == OutputName {
+		d.add(Condition{Field: OutputName, Name: "+"})
+		return
+	}
+	d.unread = append(d.unread, name)
 }
 
 func (d *decoder) expression(e Expr) {
@@ -225,10 +235,15 @@ const NoTrack = "notrack"
 func (d *decoder) payload(e Payload) register {
 	const protocolAt = 9 // in the header of IPv4 (RFC 791)
 	r := register{number: e.Dreg, name: "payload", size: int(e.Len)}
-	switch {
-	case e.Base == unix.NFT_PAYLOAD_TRANSPORT_HEADER:
+	if e.Base == unix.NFT_PAYLOAD_TRANSPORT_HEADER {
 		r.name = transportHeader
-	case e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || e.Len == 0 || int(e.Len) > d.addressSize():
+		return r
+	}
+	mayBeAddress := e.Len > 0 && int(e.Len) <= d.addressSize()
+	if e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || !mayBeAddress {
+		return r
+	}
+	switch {
 	case e.Offset == LoadAddress(d.family, Source, e.Dreg).Offset:
 		r.what, r.name = Source, "source"
 	case e.Offset == LoadAddress(d.family, Destination, e.Dreg).Offset:
@@ -313,14 +328,13 @@ func (d *decoder) byteorder(e Byteorder) {
 
 // immediate notes a constant for masq or nat.
 func (d *decoder) immediate(e Immediate) {
-	consts := d.consts
-	d.load(register{})
-	for _, earlier := range consts {
+	d.flush()
+	for _, earlier := range d.consts {
 		if earlier.Dreg == e.Dreg {
 			d.refuse("immediate")
 		}
 	}
-	d.consts = slices.Concat(consts, []Immediate{e})
+	d.consts = slices.Concat(d.consts, []Immediate{e})
 }
 
 func (d *decoder) bitwise(e Bitwise) {
@@ -329,7 +343,7 @@ func (d *decoder) bitwise(e Bitwise) {
 	isOfHeld := e.Sreg == h.number && h.mask == nil && int(e.Len) == h.size && len(e.Mask) == h.size
 	if !mayHaveMask || !isOfHeld || !zero(e.Xor) {
 		name := cmp.Or(h.name, "bitwise")
-		h.used = true
+		h.used = true // its name is in that of the masked value
 		d.load(register{number: e.Dreg, name: name + " under a mask"})
 		return
 	}
@@ -474,8 +488,8 @@ func ipRange(first, last []byte) netipx.IPRange {
 	return netipx.IPRangeFrom(a, b)
 }
 
-// holdsAddress reports whether a whole address is held, in the register.
-func (d *decoder) holdsAddress(r Register) bool {
+// useAddress marks a whole address that is held in the register as read, and reports whether there is one.
+func (d *decoder) useAddress(r Register) bool {
 	h := &d.held
 	isAddress := h.what == Source || h.what == Destination
 	isWhole := h.mask == nil && h.size == d.addressSize()
@@ -487,7 +501,7 @@ func (d *decoder) holdsAddress(r Register) bool {
 }
 
 func (d *decoder) lookup(e Lookup) {
-	if !d.holdsAddress(e.Sreg) {
+	if !d.useAddress(e.Sreg) {
 		d.concatenated("set " + strconv.Quote(e.Set))
 		return
 	}
@@ -523,7 +537,7 @@ func (d *decoder) masq(e Masq) {
 
 // nat decodes source NAT, the only one at the hook postrouting, to any address.
 func (d *decoder) nat(e NAT) {
-	d.holdsAddress(e.AddrMin)
+	d.useAddress(e.AddrMin) // `snat to ip saddr`: the loaded address is the new one, not a condition
 	d.Statement = DoSNAT
 	to, ok := d.constants(e.Flags, e.AddrMin, e.AddrMax, e.ProtoMin, e.ProtoMax)
 	if ok && e.Family == uint32(d.family) {
@@ -531,21 +545,30 @@ func (d *decoder) nat(e NAT) {
 	}
 }
 
-// constants decodes a translation whose registers hold constants, all that there are.
+// constants decodes a translation. It is ok if each register holds a constant, and each constant is in one of them.
 func (d *decoder) constants(
 	flags uint32, addrMin, addrMax, protoMin, protoMax Register,
 ) (to Translation, ok bool) {
 	to.Flags = flags
 	used := map[Register]bool{}
-	if addrMin != 0 && (addrMax == 0 || addrMax == addrMin) {
-		to.Address, _ = netip.AddrFromSlice(d.constant(addrMin, d.addressSize(), used))
-	}
-	if flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
-		if protoMin == 0 || protoMax == 0 {
+	isOneAddress := addrMin != 0 && (addrMax == 0 || addrMax == addrMin)
+	if isOneAddress {
+		address, isHeld := d.constant(addrMin, d.addressSize())
+		if !isHeld {
 			return Translation{}, false
 		}
-		to.PortMin = binary.BigEndian.Uint16(d.constant(protoMin, 2, used))
-		to.PortMax = binary.BigEndian.Uint16(d.constant(protoMax, 2, used))
+		to.Address, _ = netip.AddrFromSlice(address)
+		used[addrMin] = true
+	}
+	if flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
+		first, isFirstHeld := d.constant(protoMin, 2)
+		last, isLastHeld := d.constant(protoMax, 2)
+		if protoMin == 0 || protoMax == 0 || !isFirstHeld || !isLastHeld {
+			return Translation{}, false
+		}
+		to.PortMin = binary.BigEndian.Uint16(first)
+		to.PortMax = binary.BigEndian.Uint16(last)
+		used[protoMin], used[protoMax] = true, true
 	}
 	for _, r := range []Register{addrMin, addrMax, protoMin, protoMax} {
 		if r != 0 && !used[r] {
@@ -555,15 +578,14 @@ func (d *decoder) constants(
 	return to, len(used) == len(d.consts)
 }
 
-// constant returns the first bytes of the constant in a register, which is used then, or as many zeros.
-func (d *decoder) constant(r Register, size int, used map[Register]bool) []byte {
+// constant returns the first bytes of the constant in a register, if it holds one.
+func (d *decoder) constant(r Register, size int) (data []byte, isHeld bool) {
 	for _, c := range d.consts {
 		if c.Dreg == r && len(c.Data) >= size {
-			used[r] = true
-			return c.Data[:size]
+			return c.Data[:size], true
 		}
 	}
-	return make([]byte, size)
+	return nil, false
 }
 
 func (d *decoder) verdict(e Verdict) {

@@ -22,7 +22,7 @@ const listenBuffer = 8 << 20
 
 // Commit is a commit to the ruleset that the kernel announced.
 type Commit struct {
-	Generation uint32 // that Conn.Generation returns since
+	Generation uint32 // what Conn.Generation returns after it
 	// PID is the id of the thread that made the commit, in the initial PID namespace, or 0. It differs
 	// from os.Getpid in a program with several threads and from what is visible in a container.
 	PID uint32
@@ -38,7 +38,7 @@ type Commit struct {
 type Watched struct {
 	Tables []string // with everything in them
 	// Shared is a table that other programs use, too. In it the table itself and the chains of these names
-	// are watched, all chains if the pointer is nil.
+	// are watched: all chains if Chains or *Chains.Load() is nil.
 	Shared string
 	Chains *atomic.Pointer[[]string]
 }

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Routes returns a Conn to the routing tables, addresses and interfaces (rtnetlink) instead. It needs no
-// privilege.
-func Routes() *Conn { return &Conn{routes: true} }
+// NewRouteConn returns a Conn to the routing tables, addresses and interfaces (rtnetlink), which needs no
+// privilege. Local, Output, Addresses and Link work on it alone, and the other requests on other Conns alone.
+func NewRouteConn() *Conn { return &Conn{routes: true} }
 
 // Local returns the destinations of a family's routes of type local in all tables, without those to every
 // address. There are none if the kernel does not have the family.
@@ -100,8 +100,8 @@ type Link struct {
 }
 
 // Addresses returns the addresses of a family of global scope, without those of one interface. A
-// listing that changes interrupt is repeated, until two are equal, or ten times: the kernel lists
-// each interface by itself.
+// listing that a change interrupts can lack addresses. It is repeated until one is not interrupted,
+// or two are equal, or ten times.
 func (c *Conn) Addresses(f Family, except uint32) (list []Address, err error) {
 	const attempts = 10
 	all := request{
@@ -175,16 +175,19 @@ func (c *Conn) Link(index uint32, name string) (l Link, err error) {
 }
 
 // ListenAddresses calls a function when interfaces, or addresses of others than one, may have
-// changed in the calling thread's namespace, and once at first, until ctx ends.
+// changed in the calling thread's namespace, and once at first. It returns with an error, also when
+// ctx ends.
 func ListenAddresses(ctx context.Context, except string, changed func()) error {
 	file, err := openEvents("listen to addresses", unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = file.Close() }()
-	defer context.AfterFunc(ctx, func() { _ = file.Close() })()
-	c := Routes()
+	closeFile := func() { _ = file.Close() }
+	defer closeFile()
+	stop := context.AfterFunc(ctx, closeFile)
+	defer stop()
+	c := NewRouteConn()
 	defer func() { _ = c.Close() }()
 	ignored, _ := c.Link(0, except) // without its index nothing is ignored
 	changed()

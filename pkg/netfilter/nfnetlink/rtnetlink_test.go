@@ -15,7 +15,7 @@ import (
 // TestOutputWithoutAnswer: a question that could not be asked has no answer, not the answer that there is no route.
 func TestOutputWithoutAnswer(t *testing.T) {
 	sandbox.NetworkNamespace(t)
-	c := Routes()
+	c := NewRouteConn()
 	out, err := c.Output(netip.MustParseAddr("192.0.2.1"), netip.Addr{}, 0)
 	if err != nil || out != 0 {
 		t.Errorf("without a route: %d, %v", out, err)

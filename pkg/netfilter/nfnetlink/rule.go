@@ -43,8 +43,10 @@ func (d ruleDecoder) expr(b []byte) Expr {
 		return e
 	}
 	e = decodeExpr(b)
-	_, differs := e.(Cmp) // in each rule
-	if !differs && len(d) < limit {
+	// The data of a comparison differs from rule to rule. So do counters, which fill the rest: the expressions that
+	// most rules have are in the first rules.
+	_, isCmp := e.(Cmp)
+	if !isCmp && len(d) < limit {
 		d[string(b)] = e
 	}
 	return e
@@ -57,6 +59,7 @@ func (d ruleDecoder) decode(t *attrTable) Rule {
 		Comment: decodeComment(t.at[unix.NFTA_RULE_USERDATA]),
 		Exprs:   make([]Expr, 0, 8), // a rule has seldom more
 	}
+	// The expressions keep slices of a copy: the next datagram overwrites this one.
 	_, expr, rest, ok := cutAttr(bytes.Clone(t.at[unix.NFTA_RULE_EXPRESSIONS]))
 	for ; ok; _, expr, rest, ok = cutAttr(rest) {
 		r.Exprs = append(r.Exprs, d.expr(expr))
