@@ -28,7 +28,8 @@ type handle struct {
 	path   string
 	family policy.Family
 	turn   chan struct{} // has an item while a call is not answered
-	// opened belongs to the call. New runs the program to learn its version.
+	// opened is used by the call that has the turn alone. It is nil until New succeeded, which runs the program to
+	// learn its version.
 	opened *goiptables.IPTables
 }
 
@@ -186,7 +187,7 @@ func askOnce[T any](
 	}
 	caller, err := ns.GetCurrentNS()
 	if err != nil {
-		<-h.turn
+		h.endTurn()
 		return none, fmt.Errorf("run %s: %w", h.path, err)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, p.limit, didNotEnd(p.limit))
@@ -194,19 +195,19 @@ func askOnce[T any](
 	threads := make(chan int, 1)
 	answers := make(chan answer[T], 1)
 	go func() {
-		var a answer[T]
+		var got answer[T]
 		end := mark.watch(p.patienceWith(variant))
 		err := runIn(caller, func() {
 			threads <- unix.Gettid()
-			a.value, a.err = callGoIPTables(ctx, h, q)
+			got.value, got.err = callGoIPTables(ctx, h, q)
 		})
 		end()
 		_ = caller.Close()
 		if err != nil {
-			a.err = err
+			got.err = err
 		}
-		<-h.turn
-		answers <- a
+		h.endTurn()
+		answers <- got
 	}()
 	var a answer[T]
 	select {
@@ -302,6 +303,8 @@ func (h *handle) takeTurn(ctx context.Context, patience time.Duration) error {
 		return fmt.Errorf("run %s: %w: %w", h.path, context.Cause(ctx), netfilter.ErrBusy)
 	}
 }
+
+func (h *handle) endTurn() { <-h.turn }
 
 // callGoIPTables opens the handle if necessary, and asks.
 func callGoIPTables[T any](

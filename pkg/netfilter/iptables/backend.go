@@ -92,9 +92,8 @@ func (b *backend) CheckWrite(ctx context.Context, desired policy.Ruleset, _ netf
 	return refused
 }
 
-// seesTable returns why the program cannot list what the kernel has in table nat, which a namespace
-// of its own does not have: iptables-nft refuses a table in which nft wrote rules that it cannot
-// print.
+// seesTable returns why the program cannot list POSTROUTING of table nat, if the kernel has it: iptables-nft
+// refuses a chain in which nft wrote rules that it cannot print. The chains in a namespace of its own do not tell.
 func (b *backend) seesTable(ctx context.Context, f policy.Family) error {
 	chains, err := b.chainNames(f, Table, postrouting)
 	if err != nil || len(chains) == 0 {
@@ -107,7 +106,7 @@ func (b *backend) seesTable(ctx context.Context, f policy.Family) error {
 			"see: nft list table %s", baseName(f), postrouting, table, table)
 	}
 	if err != nil {
-		return unusable(b.choice, judge(b.reader, f, nil, err))
+		return unusable(b.choice, unusableIfRefused(b.reader, f, nil, err))
 	}
 	return nil
 }
@@ -125,7 +124,7 @@ func (b *backend) CanList(ctx context.Context, f policy.Family) error {
 	}
 	err = b.programs.listAll(ctx, f, b.choice.Variant)
 	if err != nil {
-		return unusable(b.choice, judge(b.reader, f, nil, err))
+		return unusable(b.choice, unusableIfRefused(b.reader, f, nil, err))
 	}
 	return nil
 }
@@ -157,7 +156,7 @@ func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (net
 			continue
 		}
 		for i := range t.Chains {
-			b.print(ctx, &t.Chains[i], t.targets)
+			b.addPrinted(ctx, &t.Chains[i], t.targets)
 		}
 		rs.Chains = append(rs.Chains, t.Chains...)
 		if t.fault != "" {
@@ -167,9 +166,9 @@ func (b *backend) Observe(ctx context.Context, chains []policy.ChainFamily) (net
 	return netfilter.Observation{Rules: rs}, errors.Join(errs...)
 }
 
-// print sets the rules of a chain, and the jumps to it, as iptables prints them, if neither ip-masq nor an agent
+// addPrinted adds the rules of a chain, and the jumps to it, as iptables prints them, if neither ip-masq nor an agent
 // has written it. The rules of POSTROUTING lead to these targets.
-func (b *backend) print(ctx context.Context, c *policy.Chain, targets []string) {
+func (b *backend) addPrinted(ctx context.Context, c *policy.Chain, targets []string) {
 	if c.Owner != (policy.Owner{}) || c.IsOfAgents() {
 		return
 	}
@@ -270,7 +269,7 @@ func (b *backend) writeFamily(
 		// iptables-legacy-restore itself waits for the lock.
 		hasWaited := time.Since(start) > lockSeconds*time.Second
 		if try == tries || hasWaited {
-			return judge(b.reader, f, chains, err)
+			return unusableIfRefused(b.reader, f, chains, err)
 		}
 		select {
 		case <-ctx.Done():

@@ -151,23 +151,34 @@ func (d *Driver) ownedIn(c netfilter.Choice, f policy.Family) ([]netfilter.Owned
 	return owned, nil
 }
 
-// Probe implements netfilter.Driver. It takes the preferred variant unless the kernel does not.
+// Probe implements netfilter.Driver. Without a variant it takes the preferred one, unless the kernel refuses it.
 func (d *Driver) Probe(ctx context.Context, variant string) (netfilter.Choice, error) {
 	c := netfilter.Choice{Backend: policy.IPTables, Variant: variant}
-	var err error
-	if variant == "" {
-		c.Variant, err = d.preferred(ctx)
+	if variant != "" {
+		return d.probed(ctx, c)
 	}
+	var err error
+	c.Variant, err = d.preferred(ctx)
 	if err == nil {
 		err = d.probe(ctx, c)
 	}
-	if variant == "" && errors.Is(err, netfilter.ErrUnusable) && !d.hidesRules(c) {
-		other := otherVariant(c)
-		failure := d.probe(ctx, other)
-		if failure == nil || errors.Is(failure, netfilter.ErrBusy) {
-			c, err = other, failure
-		}
+	if err == nil {
+		return c, nil
 	}
+	mayUseOther := errors.Is(err, netfilter.ErrUnusable) && !d.hidesRules(c)
+	if !mayUseOther {
+		return netfilter.Choice{}, unusable(c, err)
+	}
+	other, failure := d.probed(ctx, otherVariant(c)) // nft, if none is preferred
+	if failure == nil || errors.Is(failure, netfilter.ErrBusy) {
+		return other, failure
+	}
+	return netfilter.Choice{}, unusable(c, err)
+}
+
+// probed returns the choice if it works.
+func (d *Driver) probed(ctx context.Context, c netfilter.Choice) (netfilter.Choice, error) {
+	err := d.probe(ctx, c)
 	if err != nil {
 		return netfilter.Choice{}, unusable(c, err)
 	}
@@ -183,9 +194,8 @@ func otherVariant(c netfilter.Choice) netfilter.Choice {
 	return c
 }
 
-// hidesRules reports whether nobody would see the rules that iptables-legacy writes in place of the
-// preferred iptables-nft: that one cannot list the table nat which nf_tables has, and "iptables -L"
-// shows an error alone. Rules of iptables-legacy would be in force beside it.
+// hidesRules reports whether the kernel has a table nat of nf_tables, which the preferred iptables-nft cannot list.
+// Rules that iptables-legacy wrote beside it would be in force, and people who run `iptables -L` would not see them.
 func (d *Driver) hidesRules(preferred netfilter.Choice) bool {
 	if preferred.Variant != netfilter.VariantNFT {
 		return false
@@ -195,13 +205,14 @@ func (d *Driver) hidesRules(preferred netfilter.Choice) bool {
 }
 
 // probe returns why a variant does not work, with netfilter.ErrUnusable if the kernel lacks what it
-// needs. Only a node that uses IPv6 needs ip6tables.
+// needs. Of iptables-legacy it asks only whether there is a program, unless table nat is in use: to
+// list the table would create it. Only a node that uses IPv6 needs ip6tables.
 func (d *Driver) probe(ctx context.Context, c netfilter.Choice) error {
 	_, err := d.programs.locate(ctx, policy.IPv4, c.Variant, "")
 	if err == nil {
 		_, err = d.programs.list(ctx, policy.IPv4, c.Variant, postrouting)
 	}
-	return judge(d.reader(c.Variant), policy.IPv4, nil, err)
+	return unusableIfRefused(d.reader(c.Variant), policy.IPv4, nil, err)
 }
 
 // Programs implements netfilter.Driver.

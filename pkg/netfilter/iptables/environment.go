@@ -7,11 +7,10 @@ import (
 	"strings"
 )
 
-// SetEnvironment makes the environment of this process that of the programs which go-iptables runs,
-// as it runs them with the one that it finds: a PATH of system directories and the locale C,
-// without variables that change what iptables does (XTABLES_LIBDIR, XTABLES_LOCKFILE) or what is
-// loaded into it. A process calls it when it starts. Variables whose names begin with one of the
-// prefixes stay.
+// SetEnvironment sets the environment of this process. go-iptables runs programs with it, so a
+// process calls SetEnvironment when it starts. Variables whose names begin with one of the prefixes
+// stay. PATH becomes one of system directories, and LC_ALL becomes C. Others would change what
+// iptables does (XTABLES_LIBDIR, XTABLES_LOCKFILE), or what is loaded into it.
 func SetEnvironment(keep ...string) {
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")

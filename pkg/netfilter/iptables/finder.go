@@ -74,8 +74,9 @@ func (f finder) check(path string) error {
 }
 
 // resolve returns the file that an absolute path leads to after all symbolic links. It fails if
-// another user owns the file, or a directory or link on the way, or can write such a directory. A
-// sticky one is safe where it holds directories only: only the owner of an entry can replace it.
+// another user owns the file, or a directory or link on the way, or can write such a directory. In a
+// sticky directory only its owner can replace an entry, so it is safe on the way. The program itself
+// must not lie in one: anybody could have made a file there.
 func (f finder) resolve(path string) (fs.FileInfo, error) {
 	const maxLinks = 40 // as in the kernel, path_resolution(7)
 	at := "/"           // has no links in it
@@ -86,7 +87,9 @@ func (f finder) resolve(path string) (fs.FileInfo, error) {
 	links := 0
 	for rest := strings.Split(path, "/"); len(rest) > 0; {
 		isLast := len(rest) == 1
-		if writableByOthers(info) && (isLast || info.Mode()&fs.ModeSticky == 0) {
+		isSticky := info.Mode()&fs.ModeSticky != 0
+		isSafe := isSticky && !isLast
+		if writableByOthers(info) && !isSafe {
 			return nil, fmt.Errorf("%s (writable by others)", at)
 		}
 		next := filepath.Join(at, rest[0])

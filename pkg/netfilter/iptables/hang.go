@@ -47,12 +47,12 @@ func newHangMark(path string) *hangMark {
 func (m *hangMark) isSet(trusted func(uid uint32) bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	found := unix.Flock_t{Type: unix.F_WRLCK}
-	if !m.lock(unix.F_GETLK, &found) || found.Type == unix.F_UNLCK || found.Pid <= 0 {
+	pid := m.holder()
+	if pid <= 0 {
 		return false
 	}
 	var st unix.Stat_t
-	err := unix.Stat("/proc/"+strconv.Itoa(int(found.Pid)), &st)
+	err := unix.Stat("/proc/"+strconv.Itoa(pid), &st)
 	return err == nil && trusted(st.Uid)
 }
 
@@ -60,7 +60,7 @@ func (m *hangMark) isSet(trusted func(uid uint32) bool) bool {
 func (m *hangMark) watch(d time.Duration) (end func()) {
 	const (
 		running = iota
-		late
+		isLate
 		ended
 	)
 	state := running
@@ -68,38 +68,55 @@ func (m *hangMark) watch(d time.Duration) (end func()) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if state == running {
-			state = late
+			state = isLate
 			m.late++
-			m.lock(unix.F_SETLK, &unix.Flock_t{Type: unix.F_RDLCK})
+			m.setLock(unix.F_RDLCK)
 		}
 	})
 	return func() {
 		timer.Stop()
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if state == late {
+		if state == isLate {
 			m.late--
 			if m.late == 0 {
-				m.lock(unix.F_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
+				m.setLock(unix.F_UNLCK)
 			}
 		}
 		state = ended
 	}
 }
 
-// lock reports whether the file has such a lock now, or was asked about one.
-func (m *hangMark) lock(command int, l *unix.Flock_t) bool {
+// setLock sets or removes the lock of this process. Without a lock, other processes wait longer.
+func (m *hangMark) setLock(typ int16) {
+	l := m.flock(typ)
+	_ = m.control(unix.F_SETLK, &l)
+}
+
+// holder returns the process that has the lock, 0 if no other one has it or that is not known.
+func (m *hangMark) holder() (pid int) {
+	l := m.flock(unix.F_WRLCK)
+	err := m.control(unix.F_GETLK, &l)
+	if err != nil || l.Type == unix.F_UNLCK {
+		return 0
+	}
+	return int(l.Pid)
+}
+
+func (m *hangMark) flock(typ int16) unix.Flock_t {
+	return unix.Flock_t{Type: typ, Whence: io.SeekStart, Start: m.offset, Len: 1}
+}
+
+// control calls fcntl(2) with the file of the program. If that cannot be opened, running the program will say why.
+func (m *hangMark) control(command int, l *unix.Flock_t) error {
 	if m.file == nil {
 		file, err := os.Open(m.path)
 		if err != nil {
-			return false // running the program will say why
+			return err
 		}
 		m.file = file
 	}
-	l.Whence = io.SeekStart
-	l.Start = m.offset
-	l.Len = 1
-	return unix.FcntlFlock(m.file.Fd(), command, l) == nil
+	return unix.FcntlFlock(m.file.Fd(), command, l)
 }
 
 // hangsElsewhere is the error of a program for which another call waits too long.

@@ -180,7 +180,7 @@ func readLegacy(f policy.Family, tableName string) (*legacyTable, error) {
 	// The numbers are the same for IPv6.
 	const getInfo, getEntries = 64, 65
 	for range tries {
-		info := request(infoSize, tableName)
+		info := newBuffer(infoSize, tableName)
 		err := getsockopt(fd, level, getInfo, info)
 		if errors.Is(err, unix.EPERM) {
 			err = fmt.Errorf("%w; it needs CAP_NET_ADMIN over the network namespace", err)
@@ -189,7 +189,7 @@ func readLegacy(f policy.Family, tableName string) (*legacyTable, error) {
 			return nil, fmt.Errorf("read table %s of iptables-legacy: IPT_SO_GET_INFO: %w", tableName, err)
 		}
 		size := binary.NativeEndian.Uint32(info[infoEntriesSize:])
-		reply := request(entriesHead+int(size), tableName)
+		reply := newBuffer(entriesHead+int(size), tableName)
 		binary.NativeEndian.PutUint32(reply[nameSize:], size)
 		err = getsockopt(fd, level, getEntries, reply)
 		if errors.Is(err, unix.EAGAIN) { // the table has another size by now
@@ -198,7 +198,7 @@ func readLegacy(f policy.Family, tableName string) (*legacyTable, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read table %s of iptables-legacy: IPT_SO_GET_ENTRIES: %w", tableName, err)
 		}
-		again := request(infoSize, tableName)
+		again := newBuffer(infoSize, tableName)
 		if err := getsockopt(fd, level, getInfo, again); err == nil && bytes.Equal(again, info) {
 			return parseLegacy(f, info, reply[entriesHead:])
 		}
@@ -207,8 +207,8 @@ func readLegacy(f policy.Family, tableName string) (*legacyTable, error) {
 		tableName, tries, unix.EAGAIN)
 }
 
-// request returns a buffer of the size that begins with the table's name.
-func request(size int, tableName string) []byte {
+// newBuffer returns a buffer of the size that begins with the table's name.
+func newBuffer(size int, tableName string) []byte {
 	b := make([]byte, size)
 	copy(b[:nameSize-1], tableName)
 	return b
@@ -418,7 +418,8 @@ func (s *legacyTable) expressions(i int) []nfnetlink.Expr {
 	return s.verdictExpression(out, i, verdictOf(target), flags&l.gotoFlag != 0)
 }
 
-// verdictExpression appends the verdict of a standard target. The rule after this one is none.
+// verdictExpression appends the verdict of a standard target. One that leads to the next rule is no verdict: the rule
+// only counts.
 func (s *legacyTable) verdictExpression(out []nfnetlink.Expr, i, verdict int, isGoto bool) []nfnetlink.Expr {
 	switch verdict {
 	case verdictReturn:

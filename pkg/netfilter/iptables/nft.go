@@ -79,8 +79,9 @@ func (r *nftReader) rules(f policy.Family, chain string) ([]nfnetlink.Rule, erro
 	return rules, err
 }
 
-// Watched returns the chains of the table whose changes concern masquerade chains: in other
-// backends, those of the same names are duplicates. Nil chains are unknown.
+// Watched returns the names of the chains in table nat that a Listener has to watch: POSTROUTING and
+// the owned chains of every backend, as a chain of the same name here is a duplicate. If the owned
+// chains are not known (nil), it returns nil, which stands for all chains.
 func Watched(chains []netfilter.OwnedChain) *[]string {
 	if chains == nil {
 		return nil

@@ -27,7 +27,8 @@ const (
 
 	// limit is how long a program may take.
 	limit = time.Minute
-	// patience is how long a program takes before others do not wait for it, beside lockSeconds.
+	// patience is how long a program may take, beside lockSeconds of iptables-legacy, before it counts as one
+	// that hangs: other calls and processes do not wait for it then.
 	patience = 2 * time.Second
 )
 
@@ -93,7 +94,7 @@ func (p *programs) locate(ctx context.Context, f policy.Family, variant, suffix 
 // failed that it asks for its version.
 func (p *programs) variantOf(ctx context.Context, path string) (string, error) {
 	out, err := twice(func() ([]byte, error) {
-		// Both variants open what they need before they read their arguments.
+		// The variant is not known yet. That of nft has the shorter patience: no lock is needed to print a version.
 		return p.execute(ctx, path, netfilter.VariantNFT, nil, nil, "--version")
 	})
 	if err != nil {

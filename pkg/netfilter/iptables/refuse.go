@@ -14,10 +14,10 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// judge makes the failure of a program that ended with resourceProblem a verdict on the host, if
-// the kernel refuses for good what the program asked for: what it needs to see the rules of a
-// family and, of chains, to write them.
-func judge(r reader, f policy.Family, chains []policy.Chain, err error) error {
+// unusableIfRefused asks the kernel, if a program failed with resourceProblem, whether it refuses for good what the
+// program needs to list rules of a family and, if there are chains, to write them. Then the host is unusable
+// (netfilter.ErrUnusable).
+func unusableIfRefused(r reader, f policy.Family, chains []policy.Chain, err error) error {
 	failed, is := errors.AsType[*failure](err)
 	if !is || failed.status != resourceProblem {
 		return err
