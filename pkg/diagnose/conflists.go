@@ -62,8 +62,8 @@ func duplicateEntries(e *examination, f *Finding) {
 	}
 }
 
-// unusedEntries looks for entries in later files of a network, of which the runtime uses the first. Equal ones
-// do no harm, as where another program copies the main CNI plugin's file (Istio).
+// unusedEntries looks for entries in later files of a network, of which the runtime uses the first. Equal
+// ones do no harm, as where another program copies the main CNI plugin's file (Istio).
 func unusedEntries(e *examination, f *Finding) {
 	for _, network := range e.networksWithEntry() {
 		used := network[0].Entries[0]
@@ -150,8 +150,8 @@ func (h Host) UsesPlugin() bool {
 	return false
 }
 
-// runtimesList returns the first conflist by name, which is the one that the runtime uses. It passes over those
-// of loopback and of Multus, which selects another, unless they have a plugin entry.
+// runtimesList returns the first conflist by name, which is the one that the runtime uses. It passes over
+// those of loopback and of Multus, which selects another, unless they have a plugin entry.
 func (e *examination) runtimesList() *list {
 	for i, l := range e.lists {
 		isOther := l.IsMultus() || slices.Equal(l.Types, []string{"loopback"})

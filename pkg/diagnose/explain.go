@@ -29,7 +29,8 @@ type Question struct {
 	Mark     policy.Mark // of the packet
 	// ThirdParty reads third-party rules (thirdparty.ReadPostrouting). If it is nil, there are none.
 	ThirdParty func(f policy.Family, owned func(thirdparty.Place) bool) (Rules, error)
-	// BeforeConntrack reads those that packets come in by (thirdparty.ReadBeforeConntrack). It may be nil, too.
+	// BeforeConntrack reads those that packets come in by (thirdparty.ReadBeforeConntrack). It may be nil,
+	// too.
 	BeforeConntrack func(f policy.Family) (Rules, error)
 	OutIndex        func(out string) int // the number of an interface, 0 if it does not exist
 	Pod             *Pod                 // that holds the source, as far as it is known

@@ -181,8 +181,8 @@ func (s *survey) violations() []violation {
 	scope := s.policy.Scope(s.family).Sources
 	for _, d := range s.policy.Destinations {
 		isOfFamily := policy.FamilyOf(d.Prefix.Addr()) == s.family
-		// Multicast and broadcast, which no key states, are not routed. A rule for them alone would be a finding on
-		// every node with a rule such as kindnet's.
+		// Multicast and broadcast, which no key states, are not routed. A rule for them alone would be a
+		// finding on every node with a rule such as kindnet's.
 		isStated := d.HasKey()
 		if d.Action == policy.ActionExempt && isStated && isOfFamily {
 			s.about(d.Prefix.String(), scope, partOf(exempt, d.Prefix))
@@ -253,8 +253,8 @@ func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
 	}
 }
 
-// mayBeTranslated reports whether a rule may translate packets to a prefix, through any interface. Mostly none
-// does.
+// mayBeTranslated reports whether a rule may translate packets to a prefix, through any interface. Mostly
+// none does.
 func (s *survey) mayBeTranslated(sources policy.Ranges, to netip.Prefix) bool {
 	search := &thirdparty.Search{Ask: s.againstExempt, Binds: notBound, Steps: s.steps}
 	s.askFrom(search, sources, thirdparty.Packet{Dst: to})
@@ -291,8 +291,8 @@ func isInterfaceOf(p policy.Policy, out string) bool {
 	return len(p.Interfaces.Value) == 0
 }
 
-// interfacesOf returns the interfaces in the scope of a policy, whether packets can leave through them or not;
-// "" is any.
+// interfacesOf returns the interfaces in the scope of a policy, whether packets can leave through them or
+// not; "" is any.
 func (t *routingTable) interfacesOf(p policy.Policy) (names []string) {
 	if len(p.Interfaces.Value) == 0 {
 		return []string{""}

@@ -27,8 +27,8 @@ type LegacyChain struct {
 	Drops bool             // by its policy
 }
 
-// Legacy returns all chains of a table of iptables-legacy by name, none if the table is not in use. It creates
-// no table.
+// Legacy returns all chains of a table of iptables-legacy by name, none if the table is not in use. It
+// creates no table.
 func Legacy(f policy.Family, tableName string) (map[string]LegacyChain, error) {
 	s, err := readLegacy(f, tableName)
 	if err != nil {

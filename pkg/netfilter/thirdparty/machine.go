@@ -225,8 +225,8 @@ func (m *machine) addressesFrom() uint32 {
 // payload loads bytes of the packet's header: only the addresses are known.
 func (m *machine) payload(e nfnetlink.Payload) {
 	first, size := m.addressesFrom(), uint32(len(m.addresses.value))
-	isAddress := e.Base == unix.NFT_PAYLOAD_NETWORK_HEADER && e.Offset >= first && e.Offset+e.Len <= first+size
-	if !isAddress {
+	isWithin := e.Offset >= first && e.Offset+e.Len <= first+size
+	if e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || !isWithin {
 		m.forget(e.Dreg, int(min(e.Len, 4*slots)))
 		return
 	}
@@ -428,8 +428,9 @@ func (m *machine) unknown(e nfnetlink.Unknown) {
 // conditions are expressions that load registers, or end the rule without a verdict.
 func conditions() []string {
 	return []string{
-		"bitwise", "byteorder", "cmp", "connlimit", "counter", "ct", "dynset", "exthdr", "fib", "hash", "inner",
-		"limit", "match", "numgen", "objref", "osf", "payload", "quota", "range", "rt", "socket", "tunnel", "xfrm",
+		"bitwise", "byteorder", "cmp", "connlimit", "counter", "ct", "dynset", "exthdr", "fib", "hash",
+		"inner", "limit", "match", "numgen", "objref", "osf", "payload", "quota", "range", "rt", "socket",
+		"tunnel", "xfrm",
 		// of iptables-legacy
 		"fragment or type of service", "interface under an odd mask", "protocol 0",
 	}

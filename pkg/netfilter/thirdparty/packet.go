@@ -137,7 +137,8 @@ func (v *Verdict) Merge(other Verdict) {
 }
 
 // Against returns the rules because of which an outcome is not what a policy wants, and Yes if that is so for
-// all outcomes. The function tells whether an outcome is not. Without a rule that is the cause, the answer is No.
+// all outcomes. The function tells whether an outcome is not. Without a rule that is the cause, the answer is
+// No.
 func (v Verdict) Against(against func(Outcome) Answer) (rules []*Rule, a Answer) {
 	certain := true
 	for _, o := range v.Outcomes {
@@ -162,8 +163,8 @@ func (v Verdict) Against(against func(Outcome) Answer) (rules []*Rule, a Answer)
 	return rules, Perhaps
 }
 
-// TranslatesExempt reports whether the outcome changes the source address of a packet, which is to stay, or drops
-// the packet.
+// TranslatesExempt reports whether the outcome changes the source address of a packet, which is to stay, or
+// drops the packet.
 func (o Outcome) TranslatesExempt(p Packet) Answer {
 	from := p.Src
 	switch {

@@ -134,9 +134,9 @@ func (s legacyReader) contents(string) (nfnetlink.Contents, error) {
 }
 
 // ReadPostrouting reads what decides about the source addresses of packets that leave: the NAT chains, and
-// the chains before and behind them, which may set the mark or write addresses. isOwned tells which chains are
-// owned: their rules are not read. It reads the network namespace of the calling thread, with an error unless
-// all of nf_tables is of one generation. With an error, the ruleset has what could be read.
+// the chains before and behind them, which may set the mark or write addresses. isOwned tells which chains
+// are owned: their rules are not read. It reads the network namespace of the calling thread, with an error
+// unless all of nf_tables is of one generation. With an error, the ruleset has what could be read.
 func ReadPostrouting(f policy.Family, isOwned func(Place) bool) (*Ruleset, error) {
 	has := func(b *nfnetlink.Base) bool {
 		return b.Hook == unix.NF_INET_POST_ROUTING
@@ -201,7 +201,9 @@ func withConn(body func(*nfnetlink.Conn) error) error {
 	return err
 }
 
-func readLegacy(f policy.Family, bases []legacyBase, isOwned func(Place) bool) (found []*baseChain, err error) {
+func readLegacy(
+	f policy.Family, bases []legacyBase, isOwned func(Place) bool,
+) (found []*baseChain, err error) {
 	for _, b := range bases {
 		chains, failed := iptables.Legacy(f, b.table)
 		err = errors.Join(err, failed)

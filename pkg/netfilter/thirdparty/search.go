@@ -94,8 +94,8 @@ func split(p Packet, by Addresses) []Packet {
 	return []Packet{low, high}
 }
 
-// Restrict returns the ruleset without the rules that no such packet meets, whatever its mark is then. It takes
-// a step for each rule.
+// Restrict returns the ruleset without the rules that no such packet meets, whatever its mark is then. It
+// takes a step for each rule.
 func (r *Ruleset) Restrict(p Packet, steps *int) *Ruleset {
 	m := newMachine(r.family, p)
 	rest := &Ruleset{family: r.family}

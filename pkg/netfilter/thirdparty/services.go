@@ -22,8 +22,8 @@ type natRule struct {
 	variant string
 }
 
-// natRules returns the rules of a chain of table nat, of all chains for "". With an error, it has what could be
-// read.
+// natRules returns the rules of a chain of table nat, of all chains for "". With an error, it has what could
+// be read.
 func natRules(chain string) (found []natRule, err error) {
 	err = withConn(func(c *nfnetlink.Conn) error {
 		for _, f := range policy.Families() {
@@ -137,8 +137,8 @@ func destinationPort(r nfnetlink.Rule) (port uint16, ok bool) {
 	return 0, false
 }
 
-// destinationPorts returns the first and the last destination port of a match of iptables. In struct xt_tcp and
-// xt_udp they follow the source ports, in struct xt_sctp_info they come first.
+// destinationPorts returns the first and the last destination port of a match of iptables. In struct xt_tcp
+// and xt_udp they follow the source ports, in struct xt_sctp_info they come first.
 func destinationPorts(m nfnetlink.Match) (first, last uint16, ok bool) {
 	at := 0
 	switch m.Xt {

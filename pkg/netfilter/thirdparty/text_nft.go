@@ -22,7 +22,8 @@ type nftPrinter struct {
 	family nfnetlink.Family
 	words  []string
 	held   [slots]operand
-	// implied is a condition on the protocol. nft does not print it before one that implies it, such as tcp dport.
+	// implied is a condition on the protocol. nft does not print it before one that implies it, such as tcp
+	// dport.
 	implied operand
 	value   []byte // of implied
 }

@@ -70,7 +70,8 @@ func (r *Ruleset) Judge(p Packet, binds func(Place) Answer) Verdict {
 func (w *walk) behindNAT(groups [][]*baseChain) {
 	for _, o := range w.verdict.Outcomes {
 		if o.Fate != Untouched {
-			w.addresses = addressBits(w.family, netip.Prefix{}).followedBy(addressBits(w.family, w.packet.Dst))
+			anySource, destination := addressBits(w.family, netip.Prefix{}), addressBits(w.family, w.packet.Dst)
+			w.addresses = anySource.followedBy(destination)
 		}
 	}
 	for _, group := range groups {
