@@ -203,15 +203,15 @@ func TestThirdPartyChain(t *testing.T) {
 
 // TestThirdPartyJump checks that ADD refuses a chain of the agents' rules to which another jump than theirs leads, as
 // packets that do not meet the conditions of that jump would be masqueraded. ADD and check print the jump and the
-// command that deletes it, after which ADD adopts the chain. Beside the jump of an agent, every packet reaches the chain
-// already.
+// command that deletes it, after which ADD adopts the chain. Beside the jump of an agent, or one without a condition,
+// every packet reaches the chain already.
 func TestThirdPartyJump(t *testing.T) {
 	const agents = "*nat\n:IP-MASQ-AGENT - [0:0]\n-A IP-MASQ-AGENT -d 10.0.0.0/8 -j RETURN\n-A IP-MASQ-AGENT -j MASQUERADE\n"
 	onBackends(t, backends()[1:], func(t *testing.T, n *node) {
 		conf := n.conf(t, "podnet", nil)
 		restore, program := "iptables-"+n.backend.variant+"-restore", "iptables-"+n.backend.variant
 		for _, jump := range []string{
-			"-o outside -j IP-MASQ-AGENT", "-j IP-MASQ-AGENT", "-m addrtype ! --dst-type LOCAL -g IP-MASQ-AGENT",
+			"-o outside -j IP-MASQ-AGENT", "-m addrtype ! --dst-type LOCAL -g IP-MASQ-AGENT",
 			"-s 10.88.0.0/16 -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT", "-m mark --mark 0x1 -j IP-MASQ-AGENT",
 		} {
 			n.feed(t, agents+"-A POSTROUTING "+jump+"\nCOMMIT\n", restore, "--noflush")
@@ -232,10 +232,12 @@ func TestThirdPartyJump(t *testing.T) {
 			n.invoke(t, invocation{verb: "DEL", conf: conf}).want(t, 0)
 			n.cleanup(t)
 		}
-		n.feed(t, agents+"-A POSTROUTING -o outside -j IP-MASQ-AGENT\n-A POSTROUTING -m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT\nCOMMIT\n",
-			restore, "--noflush")
-		n.addAndCheck(t, conf).noWarnings(t)
-		n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+		for _, jump := range []string{"-j IP-MASQ-AGENT", "-m addrtype ! --dst-type LOCAL -j IP-MASQ-AGENT"} {
+			n.feed(t, agents+"-A POSTROUTING -o outside -j IP-MASQ-AGENT\n-A POSTROUTING "+jump+"\nCOMMIT\n", restore, "--noflush")
+			n.addAndCheck(t, conf).noWarnings(t)
+			n.wantJumps(t, "IP-MASQ-AGENT", 1, 0)
+			n.cleanup(t)
+		}
 	})
 }
 

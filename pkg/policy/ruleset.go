@@ -192,13 +192,15 @@ type PrintedJump struct {
 // IsOfAgents reports whether an agent may have written the chain with its jumps.
 func (c *Chain) IsOfAgents() bool { return len(c.NotOfAgents()) == 0 && !c.HasOtherJumps() }
 
-// HasOtherJumps reports whether packets reach the chain, but not by the jump of the agents. ip-masq replaces
-// the jumps of an agent. If others had a condition, the packets that do not meet it would be masqueraded
-// without anybody having asked for that.
+// HasOtherJumps reports whether some packets reach the chain and others do not. Every packet reaches it by the
+// jump of the agents, or by one without a condition. ip-masq replaces the jumps of a chain that it adopts: the
+// packets that do not meet the condition of another jump would be masqueraded without anybody having asked for
+// that.
 func (c *Chain) HasOtherJumps() bool {
+	unconditional := Rule{Verdict: Jump}
 	ofAgents := Rule{Match: Match{NotToLocal: true}, Verdict: Jump}
 	for _, j := range c.Jumps {
-		if j.Equal(ofAgents) {
+		if j.Equal(ofAgents) || j.Equal(unconditional) {
 			return false
 		}
 	}
