@@ -27,6 +27,7 @@ import (
 //   - with outputAddresses only: the node's addresses. The kernel has no generation for them, so the cache
 //     has a digest of those that decide the choice (Enforcer.SameAddresses)
 func (n *node) isVerified(a *addition, reading *store.Reading) bool {
+	// The entry counts with these files alone, also where the rules are verified by what the reconciler published.
 	if !a.entryIsVerified() || !n.hasInputs(a.cache, reading) {
 		return false
 	}
