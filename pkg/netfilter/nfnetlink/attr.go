@@ -90,6 +90,16 @@ func (t *attrTable) number(typ uint16, size int) (n uint64) {
 	return n
 }
 
+// decode lets a function read attributes. It fails if they do not have the form that the function expects.
+func (t *attrTable) decode(attrs []byte, read func(*attrTable)) error {
+	t.parse(attrs)
+	read(t)
+	if t.bad {
+		return errMalformed
+	}
+	return nil
+}
+
 func (t *attrTable) u32(typ uint16) uint32 { return uint32(t.number(typ, 4)) }
 
 func (t *attrTable) u64(typ uint16) uint64 { return t.number(typ, 8) }

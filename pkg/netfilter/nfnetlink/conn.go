@@ -338,16 +338,6 @@ func (c *Conn) queryAll(ctx context.Context, r request) error {
 	}
 }
 
-// decode calls a function with attributes. It fails if they do not have the form that the function expects.
-func (t *attrTable) decode(attrs []byte, decode func(*attrTable)) error {
-	t.parse(attrs)
-	decode(t)
-	if t.bad {
-		return errMalformed
-	}
-	return nil
-}
-
 // write sends b in one system call.
 func (c *Conn) write(op operation, b []byte) error {
 	if err := c.open(); err != nil {
