@@ -60,8 +60,8 @@ type ConnectionFilter struct {
 	// Status are the bits that the entry has, of those in Mask. Older kernels (5.10) ignore both.
 	Status, Mask uint32
 	// Src is, if it is valid, the source of the connection. Kernels before 5.8 ignore it. One of IPv6 is not sent:
-	// the kernel's filter of IPv6 addresses (up to 6.18 at least) selects the entries that differ. So whoever
-	// handles the entries must compare the source, too.
+	// the kernel's filter of IPv6 addresses (up to 6.18 at least) selects the entries that differ. So the
+	// function that gets the entries compares the source, too.
 	Src netip.Addr
 }
 
