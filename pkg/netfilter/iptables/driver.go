@@ -83,6 +83,9 @@ func (d *Driver) has(variant, table string, chains ...string) (bool, error) {
 			if len(found) > 0 {
 				return true, nil
 			}
+			if errors.Is(err, fs.ErrPermission) {
+				return false, readError(err) // it is the same for each chain, and is said once
+			}
 			if err != nil {
 				errs = append(errs, readError(err))
 			}
