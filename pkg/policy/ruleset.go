@@ -221,8 +221,8 @@ func (c *Chain) NotOfAgents() []int {
 // isOfAgents reports whether the rule has a form of the agents: RETURN or MASQUERADE by destination, and
 // MASQUERADE to ports by protocol and at random, too. ip-masq replaces the rules of an agent. If one had any
 // other match, such as a source or an interface, the verdict of its packets would change without anybody
-// having asked for that. NotToLocal changes none: the jump of the agents takes no packet to a local address
-// into the chain.
+// having asked for that. NotToLocal is a match of the agents, and ip-masq masquerades no packet to a local
+// address either.
 func (r Rule) isOfAgents() bool {
 	if r.From != nil || r.NotFromLocal || r.Out != "" || r.Address.IsValid() {
 		return false
