@@ -32,7 +32,8 @@ func (e *Enforcer) CheckDataDir(ctx context.Context) error {
 	return otherDataDir(others[0], e.Dir.Path())
 }
 
-// owned returns the chains and guard tables that name an owner.
+// owned returns the chains and guard tables that name an owner. It warns of a backend that cannot be read:
+// what is known of the others counts, as a node has to work whose other backend is broken.
 func (e *Enforcer) owned(ctx context.Context) []netfilter.OwnedChain {
 	read := e.Owned
 	if read == nil {

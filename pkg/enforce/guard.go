@@ -32,7 +32,7 @@ type GuardState struct {
 	unusable error // why the tables cannot be used on this host
 	unread   error // why the tables could not be read; what was observed before stays known
 
-	tables      netfilter.GuardTables // nil if they could not be read, or may not be changed
+	handle      netfilter.GuardTables // to compare with; nil if they could not be read, or may not be changed
 	asIfWritten bool                  // Observed.Guards were not read: a dry run takes them as written
 	readings    int                   // as of tables
 	writes      int
@@ -103,13 +103,13 @@ func inertKeys(p *policy.Policy, resets bool) string {
 // drops what they exempt.
 func (e *Enforcer) readGuard(ctx context.Context, s *State) {
 	g := &s.Guard
-	g.Err, g.tables, g.asIfWritten, g.others, g.unread = g.failed, nil, false, false, nil
+	g.Err, g.handle, g.asIfWritten, g.others, g.unread = g.failed, nil, false, false, nil
 	if g.unusable != nil {
 		return
 	}
 	tables, err := e.observeGuard(ctx, s)
 	if err == nil {
-		g.tables = tables
+		g.handle = tables
 		return
 	}
 	if errors.Is(err, netfilter.ErrUnusable) && !g.Observed.Exists {
@@ -161,7 +161,7 @@ func (g *GuardState) diff(want []policy.Guard) policy.Diff {
 	if g.asIfWritten {
 		observed = netfilter.GuardObservation{Guards: g.Observed.Guards}
 	}
-	return g.tables.CompareGuards(want, observed)
+	return g.handle.CompareGuards(want, observed)
 }
 
 // compareGuards compares the guards with those that are desired when all is done. If all rules are written,
@@ -170,7 +170,7 @@ func (g *GuardState) diff(want []policy.Guard) policy.Diff {
 func (s *State) compareGuards() {
 	g := &s.Guard
 	g.Diff = nil
-	if g.tables == nil {
+	if g.handle == nil {
 		return
 	}
 	want := g.Desired
@@ -205,7 +205,7 @@ func (s *State) deactivateGuard(cause error) {
 				fmt.Errorf("%s without effect: %w", inertKeys(&c.Policy, false), cause))
 		}
 	}
-	g.Diff, g.unusable, g.tables = nil, cause, nil
+	g.Diff, g.unusable, g.handle = nil, cause, nil
 }
 
 // checkGuardOwnership returns why the guard tables must not be changed, or nil.
@@ -332,7 +332,7 @@ func (s *State) mayHaveRules() bool {
 // guardDiffers reports whether the guard tables differ from what they should be now, and may be written.
 func (s *State) guardDiffers() bool {
 	g := &s.Guard
-	return g.Err == nil && g.tables != nil && len(g.diff(s.guardsNow())) > 0
+	return g.Err == nil && g.handle != nil && len(g.diff(s.guardsNow())) > 0
 }
 
 // guardForbids returns why no rules may be written: a guard that could not be written would drop what they

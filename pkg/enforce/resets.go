@@ -157,7 +157,7 @@ func (s *State) lostChain(c *Chain) bool {
 // a subnet that an ADD found. The connections of an exempt pod end with it, or are those of an address that
 // passed.
 func (s *State) dropsMore() bool {
-	if s.Guard.tables == nil {
+	if s.Guard.handle == nil {
 		return false
 	}
 	var exempt []netip.Prefix
