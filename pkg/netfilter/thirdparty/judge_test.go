@@ -199,6 +199,9 @@ chain d { ` + base + ` snat to 192.0.2.8 }
 }`, "snat to 192.0.2.8 | ip saddr 192.0.2.8 ip saddr set 192.0.2.9"},
 		{"an address that is written before a condition", `table ip x { chain c { type filter hook postrouting priority mangle; ip saddr set 192.0.2.9 ip daddr 11.0.0.0/8 accept }
 }`, "ip saddr set 192.0.2.9 ip daddr 11.0.0.0/8 accept | untouched"},
+		{"an address that is written before a map of others", `table ip x { chain c { type filter hook postrouting priority mangle; ip saddr set 192.0.2.77 }
+chain d { type nat hook postrouting priority 100; policy drop; snat to ip saddr map { 10.244.0.5 : 192.0.2.5 } }
+}`, "ip saddr set 192.0.2.77 | snat to ip saddr map { 10.244.0.5 : 192.0.2.5 } | policy drop"},
 		{"another field that is written", `table ip x { chain c { type filter hook postrouting priority mangle; ip dscp set cs1; ip ttl set 64 }
 }`, "untouched"},
 		{"a map of verdicts that may continue", `table ip x { chain d { masquerade; }

@@ -23,6 +23,7 @@ type machine struct {
 	family    policy.Family
 	packet    Packet
 	addresses bits // the source, and behind it the destination, as in the header
+	isWritten bool // a rule may have written the addresses, which are not known then
 	splits    Addresses
 	steps     int // rules that were evaluated, and elements of sets that were compared
 
@@ -95,6 +96,7 @@ func (m *machine) end(e effect) {
 // change the source, and the packet may continue or come to another chain, so no verdict is certain then.
 func (m *machine) mayDoAnything() {
 	m.setMark(mark{})
+	m.forgetAddresses()
 	m.registers = registers{}
 	m.and(Perhaps)
 	for _, code := range []nfnetlink.Statement{nfnetlink.DoAccept, nfnetlink.DoReturn, nfnetlink.DoSNAT} {
@@ -241,14 +243,20 @@ func (m *machine) payload(e nfnetlink.Payload) {
 	m.load(e.Dreg, bits{m.addresses.value[start:end], m.addresses.known[start:end]}, from)
 }
 
-// setPayload writes to the packet. An address that a rule writes is the packet's from then on, but what
-// becomes of such packets is not followed: the rule may translate the source, and no verdict is certain.
+// setPayload writes to the packet. What is written to an address is not followed.
 func (m *machine) setPayload(e nfnetlink.SetPayload) {
 	first, size := m.addressesFrom(), uint32(len(m.addresses.value))
 	if e.Base != unix.NFT_PAYLOAD_NETWORK_HEADER || e.Offset+e.Len <= first || e.Offset >= first+size {
 		return
 	}
 	m.passage.rewrites, m.changes = true, true
+	m.forgetAddresses()
+}
+
+func (m *machine) forgetAddresses() {
+	m.packet.Src, m.packet.Dst = netip.Prefix{}, netip.Prefix{}
+	unknown := addressBits(m.family, netip.Prefix{})
+	m.addresses, m.isWritten = unknown.followedBy(unknown), true
 }
 
 func (m *machine) meta(e nfnetlink.Meta) {

@@ -133,6 +133,8 @@ func TestUndecoded(t *testing.T) {
 		{"a new translation", []nfnetlink.Expr{nfnetlink.Unknown{Kind: "fullcone"}}, []Fate{Masqueraded, Translated, Untouched}},
 		{"a new target", []nfnetlink.Expr{nfnetlink.Target{Xt: "FULLCONENAT"}}, []Fate{Masqueraded, Translated, Untouched}},
 		{"translation of another form", []nfnetlink.Expr{nfnetlink.Unknown{Kind: "nat"}}, []Fate{Translated, Untouched}},
+		{"a written address", append([]nfnetlink.Expr{nfnetlink.SetPayload{Base: unix.NFT_PAYLOAD_NETWORK_HEADER, Offset: 16, Len: 4, Sreg: nfnetlink.Reg1}},
+			append(elsewhere, nfnetlink.Masq{})...), []Fate{Masqueraded, Translated, Untouched}},
 		{"a limit", []nfnetlink.Expr{nfnetlink.Unknown{Kind: "limit"}, nfnetlink.Verdict{Code: nfnetlink.Accept}}, []Fate{Untouched}},
 		{"a register that was not loaded", []nfnetlink.Expr{nfnetlink.Cmp{Op: nfnetlink.Equal, Sreg: nfnetlink.Reg2, Data: []byte{0}}, nfnetlink.Masq{}},
 			[]Fate{Masqueraded, Untouched}},

@@ -111,6 +111,9 @@ func (r *Ruleset) Restrict(p Packet, steps *int) *Ruleset {
 		rest.hooks = append(rest.hooks, &part)
 	}
 	*steps -= m.steps
+	if m.isWritten { // so packets can meet rules that are not about their addresses
+		return r
+	}
 	return rest
 }
 

@@ -95,7 +95,8 @@ func groupsOf(hooks []*baseChain) (groups [][]*baseChain) {
 }
 
 // group follows the packet through base chains of one priority. The kernel does not tell in which order those
-// of several tables are called, so each is treated as the first. What one does to the mark, another may see.
+// of several tables are called, so each is treated as the first. What one does to the mark or the addresses,
+// another may see.
 func (w *walk) group(bases []*baseChain, at way) (behind way) {
 	if inOneTable(bases) {
 		for _, b := range bases {
@@ -107,7 +108,7 @@ func (w *walk) group(bases []*baseChain, at way) (behind way) {
 		return at
 	}
 	for {
-		seen, open := at.mark, true
+		seen, open, wasWritten := at.mark, true, w.isWritten
 		for _, b := range bases {
 			next := w.baseChain(b, at)
 			open = open && next.isOpen
@@ -115,7 +116,7 @@ func (w *walk) group(bases []*baseChain, at way) (behind way) {
 				seen = seen.join(next.mark)
 			}
 		}
-		if seen == at.mark {
+		if seen == at.mark && w.isWritten == wasWritten {
 			return way{open, seen}
 		}
 		at.mark = seen
@@ -170,8 +171,12 @@ func (w *walk) chain(name string, at mark) (back way) {
 	w.behind[here] = way{} // the kernel has no loops
 	next := way{true, at}
 	for _, r := range c.rules {
+		wasWritten := w.isWritten
 		does := w.run(r, next.mark)
 		next = does.past
+		if w.isWritten && !wasWritten { // other rules match in a chain that is met again
+			w.behind = map[visit]way{}
+		}
 		if does.untracks {
 			w.verdict.Untrackers = addRule(w.verdict.Untrackers, r)
 		}
