@@ -70,7 +70,6 @@ type documents struct {
 	before   []policy.Source // all that were stored before the change; nil: there is none
 	after    []policy.Source // all that are to be stored
 	unstored []policy.Source // those that are still to be stored
-	restored bool            // one could not be read before: ADDs beside it left the rules as they were
 }
 
 // progress is what happened in the run.

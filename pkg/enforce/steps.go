@@ -150,8 +150,9 @@ func (s *State) failRecord(err error) {
 	}
 }
 
-// storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt, or if
-// a document can be read again: an ADD that read the documents before has recorded its pod by now.
+// storeDocuments stores the new policies. Then it lists the pods again, if namespaces are or were exempt: an ADD
+// that read the documents before has recorded its pod by now, and one beside a document that was damaged, and is
+// stored again now, has recorded its pod and left the rules as they were.
 func storeDocuments(_ context.Context, do effects, s *State) *State {
 	for _, src := range s.documents.unstored {
 		if err := do.Put(src); err != nil {
@@ -160,8 +161,7 @@ func storeDocuments(_ context.Context, do effects, s *State) *State {
 		}
 	}
 	s.documents.unstored = nil
-	namespacesChange := !slices.Equal(s.node.exempt.Namespaces, s.onRecord.before.Namespaces)
-	if namespacesChange || s.documents.restored {
+	if len(s.node.exempt.Namespaces)+len(s.onRecord.before.Namespaces) > 0 {
 		do.desirePods(s)
 	}
 	return s
