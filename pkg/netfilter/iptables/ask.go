@@ -54,13 +54,10 @@ func (p *programs) list(ctx context.Context, f policy.Family, variant, chain str
 	return rules, err
 }
 
-// listAll asks a program for all rules of table nat, and returns why it does not list them.
+// listAll asks a program for all rules of table nat, and returns why it does not list them. The table must exist: to
+// list one of iptables-legacy would create it.
 func (p *programs) listAll(ctx context.Context, f policy.Family, variant string) error {
-	exists, err := inUse(f, variant)
-	if err != nil || !exists {
-		return err
-	}
-	_, err = ask(ctx, p, f, variant, func(ipt *goiptables.IPTables) ([]string, error) {
+	_, err := ask(ctx, p, f, variant, func(ipt *goiptables.IPTables) ([]string, error) {
 		return ipt.ListChains(Table) // by `iptables -S`, without a chain
 	})
 	return err

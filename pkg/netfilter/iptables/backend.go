@@ -115,6 +115,9 @@ func (b *backend) seesTable(ctx context.Context, f policy.Family) error {
 // chains has an expression of nft that no rule of iptables has. Chains with other rules can be listed, and written,
 // by their names all the same.
 func (b *backend) CanList(ctx context.Context, f policy.Family) error {
+	if b.choice.Variant == netfilter.VariantLegacy {
+		return nil
+	}
 	chains, err := b.chainNames(f, Table, "")
 	if err != nil {
 		return readError(err)
