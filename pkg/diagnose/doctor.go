@@ -154,8 +154,8 @@ func Findings() []Finding {
 // checks returns the functions that add the details of findings. Those of others are warnings of a dry run.
 func checks() map[string]func(*examination, *Finding) {
 	return map[string]func(*examination, *Finding){
-		"foreign-masquerade":          violations,
-		"foreign-masquerade-possible": violations,
+		"foreign-masquerade":          foreignMasquerade,
+		"foreign-masquerade-possible": foreignMasquerade,
 		"two-unscoped-chains":         overlappingChains,
 		"main-plugin-ipmasq":          mainPluginMasquerade,
 		"duplicate-entry":             duplicateEntries,

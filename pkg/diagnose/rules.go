@@ -16,7 +16,7 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func violations(e *examination, f *Finding) {
+func foreignMasquerade(e *examination, f *Finding) {
 	for _, v := range e.violations {
 		isPossible := v.doubt != ""
 		if isPossible != (f.ID == "foreign-masquerade-possible") {

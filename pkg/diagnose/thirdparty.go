@@ -115,7 +115,7 @@ func (e *examination) findViolations() error {
 				guard:   e.Rules.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f}),
 				indexOf: map[*thirdparty.Rule]int{}, parts: map[part]*thirdparty.Ruleset{}, steps: &steps,
 			}
-			e.violations = append(e.violations, s.violations()...)
+			e.violations = append(e.violations, s.findAll()...)
 		}
 	}
 	return failed
@@ -176,7 +176,7 @@ func (s *survey) rulesFor(p part) *thirdparty.Ruleset {
 	return s.parts[p]
 }
 
-func (s *survey) violations() []violation {
+func (s *survey) findAll() []violation {
 	exempt := s.policy.DestinationsExempt(s.family)
 	scope := s.policy.Scope(s.family).Sources
 	for _, d := range s.policy.Destinations {
@@ -218,7 +218,7 @@ func (s *survey) noteAll() {
 // about asks about packets from some sources to some destinations: those of pods through the interfaces of
 // routes, then through other interfaces, then those of other sources.
 func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
-	search := &thirdparty.Search{Ask: s.againstExempt, Steps: s.steps}
+	search := &thirdparty.Search{Ask: s.againstRemoteExempt, Steps: s.steps}
 	search.By = thirdparty.Source | thirdparty.Destination
 	pods, unclear := sources.Intersect(s.pods), "it depends on what is not known of packets"
 	if len(s.pods) == 0 {
@@ -256,7 +256,7 @@ func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
 // mayBeTranslated reports whether a rule may translate packets to a prefix, through any interface. Mostly
 // none does.
 func (s *survey) mayBeTranslated(sources policy.Ranges, to netip.Prefix) bool {
-	search := &thirdparty.Search{Ask: s.againstExempt, Binds: notBound, Steps: s.steps}
+	search := &thirdparty.Search{Ask: s.againstRemoteExempt, Binds: notBound, Steps: s.steps}
 	s.askFrom(search, sources, thirdparty.Packet{Dst: to})
 	return len(search.Rules) > 0
 }
@@ -311,8 +311,8 @@ func (t *routingTable) interfacesOf(p policy.Policy) (names []string) {
 	return slices.Compact(names)
 }
 
-// againstExempt is about packets that leave: none does to an address of the node.
-func (s *survey) againstExempt(
+// againstRemoteExempt is about packets that leave: none does to an address of the node.
+func (s *survey) againstRemoteExempt(
 	p thirdparty.Packet, v thirdparty.Verdict,
 ) ([]*thirdparty.Rule, thirdparty.Answer) {
 	if p.Dst.IsSingleIP() && s.routes.local[p.Dst.Addr()] {
