@@ -174,16 +174,22 @@ func (a *app) addFlags(root *cobra.Command) {
 		"one-output skip-headers skip-log-headers"
 	const others = "log-backtrace-at log-dir log-file log-file-max-size log-flush-frequency " +
 		"stderrthreshold vmodule"
-	for name := range strings.FieldsSeq(booleans + " " + others) {
-		define := flags.Func
-		if strings.Contains(booleans, name) {
-			define = flags.BoolFunc
-		}
-		define(name, "flag of klog, without effect", func(string) error {
-			a.ignored = append(a.ignored, name)
-			return nil
-		})
+	const usage = "flag of klog, without effect"
+	for name := range strings.FieldsSeq(booleans) {
+		flags.BoolFunc(name, usage, a.ignore(name))
 		flags.Lookup(name).Hidden = true
+	}
+	for name := range strings.FieldsSeq(others) {
+		flags.Func(name, usage, a.ignore(name))
+		flags.Lookup(name).Hidden = true
+	}
+}
+
+// ignore returns what the flag of a name does when it is given: it is noted.
+func (a *app) ignore(name string) func(string) error {
+	return func(string) error {
+		a.ignored = append(a.ignored, name)
+		return nil
 	}
 }
 
