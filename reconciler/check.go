@@ -20,8 +20,8 @@ import (
 // answer is the output of check and once as JSON.
 type answer struct {
 	Result     reconcile.Result   `json:"result,omitempty"` // of once
-	Right      bool               `json:"right"`            // of check: rules and sources; of once: the node is ready
-	Drift      []policy.Change    `json:"drift"`            // of check: what differs; of once: what was repaired
+	Right      bool               `json:"right"`            // check: rules and sources; once: ready
+	Drift      []policy.Change    `json:"drift"`            // check: what differs; once: what was repaired
 	Applied    []string           `json:"adopted"`          // sources whose policy was applied
 	Pending    []string           `json:"pending"`          // sources whose policy is not applied yet
 	Dropped    []string           `json:"dropped"`
@@ -72,9 +72,9 @@ func (a *app) check(c *cobra.Command, _ []string) error {
 	r := node.Check(c.Context())
 	node.AddDiskProblem(r)
 	drift := cmp.Or(r.Rules, &enforce.State{}).Diff()
-	// right is about the rules and their sources; the exit code is about everything. With other faults, such as
-	// a missing plugin, the rules can be right, and the exit code is that of a fault, with and without a
-	// reconciler that reports it.
+	// right is about the rules and their sources; the exit code is about everything. With other faults,
+	// such as a missing plugin, the rules can be right, and the exit code is that of a fault, with and
+	// without a reconciler that reports it.
 	appliesSources := len(node.problems(r, r.Obstacles())) == 0
 	right := !r.Differs() && appliesSources
 	node.addReadiness(c.Context(), r)

@@ -154,8 +154,9 @@ func (n *inspection) printSettingsOrigin(a *app) {
 // ignoreWarning is the Warn of an Enforcer that a command does not sync with.
 func ignoreWarning(error) {}
 
-// problems returns why the node is not ready: what a dry run found, and what the reconciler tells. While the reconciler
-// tells why a policy is not in force yet, the rules that it asks for are no reason of their own.
+// problems returns why the node is not ready: what a dry run found, and what the reconciler tells. While
+// the reconciler tells why a policy is not in force yet, the rules that it asks for are no reason of their
+// own.
 func (n *inspection) problems(r *reconcile.Report, found []reconcile.Problem) []reconcile.Problem {
 	withheld := false
 	for _, p := range n.active.problems {

@@ -261,7 +261,8 @@ func (r *installation) checkEntries(path string, s config.Settings) error {
 	return errors.Join(errs...)
 }
 
-// reportEntryErr returns why the entry was not inserted, or makes it a warning if "run" inserts the entry later.
+// reportEntryErr returns why the entry was not inserted, or makes it a warning if "run" inserts the entry
+// later.
 func (r *installation) reportEntryErr(err error, s config.Settings) error {
 	if err == nil {
 		return nil

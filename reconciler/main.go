@@ -142,9 +142,9 @@ func nodeDataDir(ctx context.Context, s config.Settings, file config.PluginFile,
 	return config.Setting{}
 }
 
-// nodeConfDir returns the directory of conflists that replaces that of the settings: unless reconciler.toml or
-// a flag states one, which each sync reports, it is that of plugin.toml. While plugin.toml is bad, it is the
-// one in use.
+// nodeConfDir returns the directory of conflists that replaces that of the settings: unless
+// reconciler.toml or a flag states one, which each sync reports, it is that of plugin.toml. While
+// plugin.toml is bad, it is the one in use.
 func nodeConfDir(s config.Settings, file config.PluginFile, used inUse) config.Setting {
 	isStated := s.Origins[confDirKey] != ""
 	switch {

@@ -251,7 +251,9 @@ func podsOf(n *inspection, r *reconcile.Report, rules *enforce.State) podsStatus
 		containers[p.ContainerID] = true
 	}
 	policies := rules.Policies()
-	s := podsStatus{Recorded: len(containers), Exempt: rules.CountExemptPods(policies...), WithoutRecord: without}
+	s := podsStatus{
+		Recorded: len(containers), Exempt: rules.CountExemptPods(policies...), WithoutRecord: without,
+	}
 	s.listed = listsNamespaces(policies)
 	if s.listed {
 		s.WithoutRecord += len(n.unrecordedPods(r))

@@ -23,8 +23,8 @@ func (l Conflist) NoHookPlugin() string {
 	return ""
 }
 
-// noHookPlugin returns the type of a plugin whose packets usually pass no hook of the node, or of such a one that
-// it delegates to; else "".
+// noHookPlugin returns the type of a plugin whose packets usually pass no hook of the node, or of such a
+// one that it delegates to; else "".
 func noHookPlugin(conf json.RawMessage) string {
 	var plugin struct {
 		Type     string          `json:"type"`

@@ -99,8 +99,8 @@ func (p PluginFile) DataDirErr(entry Netconf) error {
 }
 
 // Conflist returns the conflist that states the policy of a network, or nil: the first one with a plugin
-// entry or, if plugin.toml exists, the first one, if it has a plugin entry. Files that cannot be loaded do not
-// count.
+// entry or, if plugin.toml exists, the first one, if it has a plugin entry. Files that cannot be loaded do
+// not count.
 func (p PluginFile) Conflist(dir ConfDir, network string) *Conflist {
 	if network == "" {
 		return nil

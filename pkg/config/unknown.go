@@ -12,8 +12,8 @@ import (
 // UnknownKeys tells what to write in place of the unknown keys of one document.
 type UnknownKeys struct {
 	keys []Key
-	// object has the keys of the Kubernetes object that a document was pasted with. The first one says what to
-	// do about all of them.
+	// object has the keys of the Kubernetes object that a document was pasted with. The first one says
+	// what to do about all of them.
 	object     []string
 	objectSays string
 	objectTold bool
@@ -65,7 +65,8 @@ func (u *UnknownKeys) Remedy(name string) string {
 func isList(members []Member) bool {
 	var isKind, hasItems bool
 	for _, m := range members {
-		isKind = isKind || m.Key == "kind" && (string(m.Value) == `"List"` || string(m.Value) == `"ConfigMapList"`)
+		isListKind := string(m.Value) == `"List"` || string(m.Value) == `"ConfigMapList"`
+		isKind = isKind || m.Key == "kind" && isListKind
 		hasItems = hasItems || m.Key == "items" && m.Err == nil && KindOf(m.Value) == List
 	}
 	return isKind && hasItems
@@ -123,8 +124,8 @@ func (u *UnknownKeys) holdsKeys(m Member) bool {
 	return false
 }
 
-// tells reports whether a name is that of a key, and one by which a wrapped document is known: not a short word,
-// nor a key of the CNI protocol.
+// tells reports whether a name is that of a key, and one by which a wrapped document is known: not a short
+// word, nor a key of the CNI protocol.
 func (u *UnknownKeys) tells(name string) bool {
 	const least = len("backend")
 	for _, k := range u.keys {

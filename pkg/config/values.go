@@ -429,8 +429,8 @@ func parseListen(s string) (string, error) {
 	return s, nil
 }
 
-// keysOf returns the keys of rows, for every kind of document. It leaves out Usage, which only flags need: each
-// ADD calls it.
+// keysOf returns the keys of rows, for every kind of document. It leaves out Usage, which only flags need:
+// each ADD calls it.
 func keysOf(rows []policy.Key) []Key {
 	keys := make([]Key, len(rows))
 	for i, k := range rows {

@@ -27,9 +27,9 @@ type Editor struct {
 	Replace    bool   // an entry that is there, too
 	RecordPath string // the file about what was inserted; "" for none
 	CopyRecord string // the file about the copy of a conflist that an earlier version made; "" for none
-	// Backups creates the directory for backups and returns its path. Where no backup can be kept there, it is
-	// kept beside the file: without a backup no file is changed. nil keeps no backups; with a RecordPath or a
-	// CopyRecord it must be set, as it creates the dataDir.
+	// Backups creates the directory for backups and returns its path. Where no backup can be kept there,
+	// it is kept beside the file: without a backup no file is changed. nil keeps no backups; with a
+	// RecordPath or a CopyRecord it must be set, as it creates the dataDir.
 	Backups func() (string, error)
 	// Keep lists the base names of generated lists to which Multus delegates: Remove keeps the files.
 	Keep []string
@@ -52,7 +52,8 @@ type Change struct {
 	BackupErr    error `json:"-"` // why the backup is beside the file
 	NotExchanged error `json:"-"` // why a simultaneous write of another program can be lost
 	RecordErr    error `json:"-"` // why the entry is not on record as ip-masq's
-	// Stays is what is to be known of a list that stays: ip-masq generated it, and another program changed it.
+	// Stays is what is to be known of a list that stays: ip-masq generated it, and another program changed
+	// it.
 	Stays  string `json:"-"`
 	Before int    `json:"-"` // the number of plugin entries before
 
@@ -312,8 +313,9 @@ func (e Editor) removeFrom(list config.Conflist, all []config.Conflist) (Change,
 		return c, nil
 	}
 	if _, isRecorded := record.Generated[list.File]; isRecorded && !isUsed {
+		from := originalPath(list.File)
 		c.Stays = fmt.Sprintf("%s stays, as another program has changed it since ip-masq made it of %s; "+
-			"the runtime goes on using it", policy.Printable(list.File), policy.Printable(originalPath(list.File)))
+			"the runtime goes on using it", policy.Printable(list.File), policy.Printable(from))
 	}
 	if isOnly {
 		c.Stays = fmt.Sprintf("%s stays without the plugin entry, as the runtime has no other network: %s, "+

@@ -51,8 +51,8 @@ func (m *Manager) follow(ctx context.Context, n Network, s *Status) {
 	}
 }
 
-// readEntryFile returns the entry of the entry file. Without one it returns nil, and the manager uses the last
-// entry of the file, the last good one, or the default entry if there never was a file.
+// readEntryFile returns the entry of the entry file. Without one it returns nil, and the manager uses the
+// last entry of the file, the last good one, or the default entry if there never was a file.
 func (m *Manager) readEntryFile(record entryRecord, good []byte, s *Status) []byte {
 	entry, fromFile, err := m.ReadEntry()
 	isMissing := err == nil && !fromFile || errors.Is(err, fs.ErrNotExist)
@@ -76,8 +76,8 @@ func (m *Manager) readEntryFile(record entryRecord, good []byte, s *Status) []by
 // useFromFile makes an entry of the entry file the one to insert.
 func (m *Manager) useFromFile(entry []byte) { m.Entry, m.FromFile = entry, true }
 
-// followInto decides about a file without an entry of its own: Ask is called before another entry than the last
-// good one is inserted. Where Multus has the entry, nothing is inserted.
+// followInto decides about a file without an entry of its own: Ask is called before another entry than the
+// last good one is inserted. Where Multus has the entry, nothing is inserted.
 func (m *Manager) followInto(ctx context.Context, n Network, entry, good []byte, s *Status) {
 	isNew := n.Entries == 0 && good != nil && len(differences(entry, good)) > 0
 	if isNew && m.dry {

@@ -61,8 +61,8 @@ func Find(dir, network string) (Network, error) {
 // Used returns the network of a directory that was read which a runtime uses, as Find does.
 func Used(c config.ConfDir) (Network, error) { return findIn("", c.Conflists, c.Conflists, nil) }
 
-// find finds the network in some of the files of a directory; err is the error of reading them. Multus may name
-// a network by any file of the directory, also by one that is not among the lists.
+// find finds the network in some of the files of a directory; err is the error of reading them. Multus may
+// name a network by any file of the directory, also by one that is not among the lists.
 func find(dir, network string, lists, all []config.Conflist, err error) (Network, error) {
 	n, err := findIn(network, lists, all, err)
 	if err != nil {

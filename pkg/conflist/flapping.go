@@ -53,9 +53,9 @@ func (f *flapping) look(n Network, now time.Time) {
 	}
 }
 
-// isRewritten reports whether the file is another one than before in a way that counts: soon after its text
-// changed, as a look between two programs that fight often meets the text of the same one again, or while it is
-// still being written. A program that writes the same text once a second fights with nobody.
+// isRewritten reports whether the file is another one than before in a way that counts: soon after its
+// text changed, as a look between two programs that fight often meets the text of the same one again, or
+// while it is still being written. A program that writes the same text once a second fights with nobody.
 func (f *flapping) isRewritten(before flapping, now time.Time) bool {
 	if f.info == nil || before.info == nil {
 		return false

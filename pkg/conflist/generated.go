@@ -33,8 +33,8 @@ func listOfSingle(conf config.Conflist) []byte {
 	return fmt.Appendf(nil, format, conf.Network, conf.CNIVersion, bytes.TrimSpace(conf.Doc))
 }
 
-// originalPath returns the path of the configuration that a list was generated from, "" if it is gone. The path
-// is that of a generated list.
+// originalPath returns the path of the configuration that a list was generated from, "" if it is gone. The
+// path is that of a generated list.
 func originalPath(path string) string {
 	for _, ext := range []string{".conf", ".json"} {
 		conf := strings.TrimSuffix(path, generatedSuffix) + ext
@@ -129,8 +129,8 @@ func (e Editor) checkNotTaken(conf string) error {
 		policy.Printable(conf), policy.Printable(path), taken)
 }
 
-// GeneratedFinding returns the finding about a list that ip-masq generated, that somebody else has changed, and that
-// does not have what the other file says now; nil if there is none.
+// GeneratedFinding returns the finding about a list that ip-masq generated, that somebody else has
+// changed, and that does not have what the other file says now; nil if there is none.
 func (e Editor) GeneratedFinding() *Finding {
 	n, err := e.find()
 	if err != nil {
@@ -143,7 +143,8 @@ func (e Editor) GeneratedFinding() *Finding {
 	return &Finding{ListChanged, why}
 }
 
-// divergence returns why a list that ip-masq generated does not follow the other file any more, "" if it does.
+// divergence returns why a list that ip-masq generated does not follow the other file any more, "" if it
+// does.
 func divergence(list config.Conflist, record entryRecord) string {
 	_, isRecorded := record.Generated[list.File]
 	if !isRecorded || len(list.Plugins) == 0 || isGenerated(list, record) {
@@ -151,8 +152,8 @@ func divergence(list config.Conflist, record entryRecord) string {
 	}
 	from := originalPath(list.File)
 	if from == "" {
-		return fmt.Sprintf("%s was made of a file that is gone, and another program has changed the list since",
-			policy.Printable(list.File))
+		return fmt.Sprintf("%s was made of a file that is gone, and another program has changed "+
+			"the list since", policy.Printable(list.File))
 	}
 	doc, _, err := safefile.ReadFile(from, maxSize)
 	conf := config.ParseConflist(from, doc)

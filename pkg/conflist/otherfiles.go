@@ -12,9 +12,9 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-// followInOthers replaces the entries that ip-masq wrote into other files of a network, once the network's own
-// file has that of the entry file. Such another file is the main CNI plugin's, where a service mesh made the file
-// that the runtime uses of it: the mesh copies the entry again whenever it starts.
+// followInOthers replaces the entries that ip-masq wrote into other files of a network, once the network's
+// own file has that of the entry file. Such another file is the main CNI plugin's, where a service mesh
+// made the file that the runtime uses of it: the mesh copies the entry again whenever it starts.
 func (m *Manager) followInOthers(ctx context.Context, n Network, s *Status) error {
 	follows := m.FromFile && len(differences(n.entryText(), m.Entry)) == 0
 	if !follows {

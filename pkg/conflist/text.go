@@ -56,11 +56,11 @@ func checkEntry(entry []byte, network, cniVersion string) error {
 	return err
 }
 
-// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An entry
-// that is there stays, unless it is to be replaced; of several, the others are removed. All other bytes stay. A
-// single plugin's configuration becomes a list. Text is inserted and cut, and nothing is formatted: a program
-// that decodes and encodes the file would change numbers beyond float64, the order of keys, and what people
-// read.
+// setEntry returns the text of a list with exactly one plugin entry or, if entry is nil, with none. An
+// entry that is there stays, unless it is to be replaced; of several, the others are removed. All other
+// bytes stay. A single plugin's configuration becomes a list. Text is inserted and cut, and nothing is
+// formatted: a program that decodes and encodes the file would change numbers beyond float64, the order of
+// keys, and what people read.
 func setEntry(path string, doc, entry []byte, replace bool) ([]byte, error) {
 	list, err := asList(config.ParseConflist(path, doc))
 	if err != nil {

@@ -180,7 +180,8 @@ func RemoveBootUnit(dir string) (path string, err error) {
 	return path, nil
 }
 
-// FindBootUnit returns the path of the boot unit, "" if there is none in the directory on record nor in UnitDirs.
+// FindBootUnit returns the path of the boot unit, "" if there is none in the directory on record nor in
+// UnitDirs.
 func FindBootUnit(recorded string) string {
 	for _, dir := range unitDirs(recorded) {
 		path := filepath.Join(dir, BootUnitName)

@@ -95,8 +95,8 @@ func Locate(root string, stated Dirs) (Dirs, error) {
 		return stated, nil
 	}
 	if stated.Bin != "" && !isDir(root, stated.Bin) {
-		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with --cni-bin-dir",
-			locating, policy.Printable(stated.Bin))
+		return Dirs{}, fmt.Errorf("%s: there is no directory %s; make it, or name the runtime's with "+
+			"--cni-bin-dir", locating, policy.Printable(stated.Bin))
 	}
 	l := locator{root: root, checksBin: stated.Bin == ""}
 	dirs, err := choose(matching(stated), l.runsNetwork, l.hasBoth, l.hasBin)

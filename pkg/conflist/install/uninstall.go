@@ -267,9 +267,9 @@ func isContainerd(root, id string) bool {
 	return false
 }
 
-// references returns the files below configuration directories that name the plugin at any depth and that a
-// runtime or a plugin may read, by the end of their names. The entries of conflists are removed by then; what is
-// left is such as Multus generates.
+// references returns the files below configuration directories that name the plugin at any depth and that
+// a runtime or a plugin may read, by the end of their names. The entries of conflists are removed by then;
+// what is left is such as Multus generates.
 func references(dirs []string) ([]string, error) {
 	const maxDepth = 4
 	var found []string
