@@ -68,11 +68,11 @@
 //     that has passed to a pod of another namespace.
 //   - An ADD that fails may have stored its policy, unless it answers 7, or 11 on a good disk. It may fail where another program changes rules
 //     twice meanwhile.
-//   - CHECK and STATUS write nothing but a document that a killed process had dropped, as they take the lock.
 //   - STATUS does not know a guard that the kernel refuses if its pod range is the subnet of the pod whose ADD comes next.
 //   - Connections are not judged where the resets that were due may have been lost, after faults in the same boot and where a
 //     walk came between a policy that was stored and its rules, as their process was killed, nor those that begin while rules
-//     are wrong if the repair may come with other exempt pods or outputAddresses. Those of a former pod are judged only if
+//     are wrong if the repair may come with other exempt pods or outputAddresses, or if they became wrong while a process was
+//     at work: it decides what to reset when it reads the rules. Those of a former pod are judged only if
 //     the policies that are in force were in force when they began, and none by the address that it leaves with if it began
 //     beside a chain that could not be removed.
 //   - A temporary file that a boot left beside the conflists stays until one of them is written.

@@ -56,6 +56,7 @@ type connection struct {
 	began     int        // seq
 	policies  []*version // that were in force then; nil: not certain
 	tampered  bool       // it began while rules were wrong
+	between   bool       // and they became wrong while a process was at work, which may have read them before
 	stale     bool       // a chain that could not be removed may have translated it
 	left      bool       // the node has lost the address that it leaves with, maybe for a time
 }

@@ -515,7 +515,7 @@ func (w *world) ask(o *op, n *network) *process {
 		args = w.args(pod, pod.entry, pod.net, pod.container)
 	}
 	return w.verb(o, args, func(p *process) {
-		if p.writes > p.restores {
+		if p.writes > 0 {
 			w.object("%s writes", p.Name)
 		}
 		if o.kind == "check" && p.returned && p.err == nil && w.alone(p) && pod.phase == running && !w.harmed() { // or what exists is right
@@ -845,6 +845,7 @@ func (w *world) connect(p *pod) {
 	c := connection{
 		Connection: policy.Connection{Src: src, Dst: dst, ReplySrc: dst, ReplyDst: src}, pod: p, container: p.container, space: p.space,
 		began: w.seq, tampered: w.book.tampered > 0 || w.book.stuck, stale: w.book.stuck,
+		between: w.book.tampered > 0 && slices.ContainsFunc(w.running, func(p *process) bool { return p.start < w.book.tampered }),
 	}
 	if o.translated {
 		c.ReplyDst = o.from

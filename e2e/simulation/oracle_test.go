@@ -351,7 +351,7 @@ func (w *world) judgeConnections() {
 			return v != nil && !slices.ContainsFunc(combinations[0], func(o *version) bool { return o != nil && o.Chain == v.Chain && resets(o) })
 		}
 		// A repair deletes connections that are not translated only, and none where it comes with a change of exempt pods or addresses.
-		repaired := c.tampered && (!d.masquerade || w.some(func(n *network) bool { return n.may(changes) }))
+		repaired := c.tampered && (!d.masquerade || c.between || w.some(func(n *network) bool { return n.may(changes) }))
 		if c.pod.phase == running && c.translated() != d.masquerade && !repaired && !slices.ContainsFunc(combinations[0], keeps) {
 			w.object("a connection of %s (%s) to %s stays %v, which every policy contradicts", c.pod.id(c.container), c.Src, c.Dst, &c)
 		}

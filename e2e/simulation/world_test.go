@@ -61,7 +61,6 @@ type process struct {
 	start    int // seq
 	end      int
 	writes   int   // how many effects of it were writes
-	restores int   // how many of them restored a document that a killed process had dropped, as each lock does
 	rules    bool  // one of them was a write of rules
 	event    event // of op, until it has happened
 	paused   int   // seq of its pause; 0: it does not pause
@@ -299,9 +298,6 @@ func (w *world) turn(t *ticket) {
 	}
 	if t.writes {
 		p.writes++
-	}
-	if t.writes && strings.Contains(t.text, ".json.dropped") {
-		p.restores++
 	}
 	if strings.HasPrefix(t.text, "kernel: write") || strings.HasPrefix(t.text, "kernel: remove") {
 		p.rules = true

@@ -37,7 +37,9 @@ func asksForSame(before, after *policy.Source) bool {
 // Verdicts are compared, and not rules: a renamed chain deletes nothing. Resets are on record before rules
 // are written, so that a plugin that is killed loses none. If another process walks before the rules of the
 // killed one are repaired, a reset is lost. To prevent that would take a second write of the record for each
-// change.
+// change. Nor are connections reset that begin while a run is at work, after another program removed rules that
+// this run had read already: the time is milliseconds, and the resets would have to be decided once more before
+// each write.
 func (s *State) resets(at int64) []store.Reset {
 	r := resetList{slices.Clone(s.onRecord.now.Resets), at}
 	r.addPassed(s.node.exempt.passed(s.onRecord.now))
