@@ -369,9 +369,14 @@ func verdictText(v nfnetlink.Verdict) string {
 	return "queue"
 }
 
-// keys returns what the registers hold that are looked up in a set.
+// keys returns what the registers hold that are looked up in a set, or the first of them if it was not read:
+// those are not that are only written.
 func (p *nftPrinter) keys(set string, r nfnetlink.Register) (keys []operand) {
-	end := slot(r) + slotsOf(int(p.rule.set(set).KeyLen))
+	s := p.rule.set(set)
+	if s == nil {
+		return []operand{p.held[slot(r)]}
+	}
+	end := slot(r) + slotsOf(int(s.KeyLen))
 	for i := slot(r); i < min(end, slots); {
 		held := p.held[i]
 		keys = append(keys, held)
@@ -395,7 +400,7 @@ func namesOf(keys []operand) string {
 func (p *nftPrinter) setText(name string, keys []operand) string {
 	const most = 4
 	s := p.rule.set(name)
-	if !strings.HasPrefix(s.Name, "__") {
+	if s == nil || !strings.HasPrefix(s.Name, "__") {
 		return "@" + plain(name)
 	}
 	var elements []string

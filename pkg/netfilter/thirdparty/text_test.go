@@ -76,9 +76,9 @@ func TestTextOfNFT(t *testing.T) {
 		"ip protocol tcp masquerade", "th dport 53 masquerade", "ip saddr & 0.0.0.3 == 0.0.0.2 masquerade", "goto d",
 		"tcp dport . ip saddr { 80 . 10.0.0.1 } masquerade", "masquerade comment \"a comment\"", "meta mark 0x00000001-0x00000005 accept", "tcp dport 80-90 accept",
 		"ip daddr { 10.0.0.0/8, 192.168.0.1 } accept", "ip daddr . tcp dport { 10.0.0.0/8 . 80-90 } accept", "meta l4proto { tcp, udp } accept",
-		"udp dport != 53 accept", "meta mark set 0x00000007", "tcp dport { 80, 443 } accept", "meta l4proto vmap { tcp : jump d, udp : accept }",
+		"udp dport != 53 accept", "ip saddr 10.0.0.0/8 update @written { ip saddr } masquerade", "meta mark set 0x00000007", "tcp dport { 80, 443 } accept", "meta l4proto vmap { tcp : jump d, udp : accept }",
 	}
-	feed(t, "table ip x {\nset s { type ipv4_addr; }\nmap m { type ipv4_addr : ipv4_addr; }\nchain d { }\n"+
+	feed(t, "table ip x {\nset s { type ipv4_addr; }\nset written { type ipv4_addr; flags dynamic; size 9; }\nmap m { type ipv4_addr : ipv4_addr; }\nchain d { }\n"+
 		"chain c {\ntype nat hook postrouting priority srcnat\n"+strings.Join(rules, "\n")+"\n}\n}\n", "nft", "-f", "-")
 	_, all, _ := strings.Cut(strings.Join(listed(t, "", "nft", "list", "chain", "ip", "x", "c"), "\n"), "accept;\n")
 	all, _, _ = strings.Cut(all, "\n}")
