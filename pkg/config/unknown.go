@@ -25,7 +25,7 @@ type UnknownKeys struct {
 func NewUnknownKeys(members []Member, keys []Key) *UnknownKeys {
 	u := &UnknownKeys{keys: keys}
 	for _, m := range members {
-		if !u.isKey(m.Key) && u.holdsKeys(m) {
+		if !u.isKey(m.Key) && u.holdsKeys(m, 0) {
 			u.wrappers = append(u.wrappers, m.Key)
 		}
 	}
@@ -97,16 +97,18 @@ func (u *UnknownKeys) isKey(name string) bool {
 	return false
 }
 
-// holdsKeys reports whether a value is an object with known keys at any depth, or text that has one with its
-// colon, such as a file in a ConfigMap, under whatever name.
-func (u *UnknownKeys) holdsKeys(m Member) bool {
-	if m.Err != nil {
+// holdsKeys reports whether a value is an object with known keys, or text that has one with its colon, such as a
+// file in a ConfigMap, under whatever name. It looks no deeper than the items of a List of ConfigMaps need: each
+// level reads the whole value again, and whoever writes a document chooses its depth.
+func (u *UnknownKeys) holdsKeys(m Member, depth int) bool {
+	const deepest = 4
+	if m.Err != nil || depth > deepest {
 		return false
 	}
 	switch KindOf(m.Value) {
 	case Object:
 		for _, inner := range membersOf(m.Value) {
-			if u.tells(inner.Key) || u.holdsKeys(inner) {
+			if u.tells(inner.Key) || u.holdsKeys(inner, depth+1) {
 				return true
 			}
 		}

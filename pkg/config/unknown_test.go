@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ip-masq/ip-masq-cni/e2e/policytest"
 )
@@ -101,4 +102,15 @@ func FuzzSynonym(f *testing.F) {
 			t.Errorf("%s is proposed for %q", near, name)
 		}
 	})
+}
+
+// A value with very many levels is not searched whole: that took 6 s for one of 1 MiB.
+func TestDeepUnknownKey(t *testing.T) {
+	const levels = 9000
+	began := time.Now()
+	_, err := ReadNetconf(entryWith(`"x": ` + strings.Repeat(`{"x": `, levels) + `{"nonMasqueradeCIDRs": []}` + strings.Repeat("}", levels))).Entry()
+	policytest.WantError(t, err, "FILE", "x: is not a known key; remove it")
+	if took := time.Since(began); took > 300*time.Millisecond {
+		t.Errorf("it took %v", took)
+	}
 }
