@@ -304,3 +304,19 @@ func TestNoRepairBesideARefusedChainOfTheTable(t *testing.T) {
 		t.Errorf("%v, rules:\n%s", err, f.kernel.dump())
 	}
 }
+
+// TestResetsOfARename: a chain that is renamed while pods are listed again, as its namespaces change, is none that another
+// program removed, although it is on record and not in the kernel by then.
+func TestResetsOfARename(t *testing.T) {
+	resets := func(s *policy.SourcePolicy) {
+		s.StaleConnections, s.PodCIDRs = policy.ResetConnections, prefixes("10.88.0.0/16")
+	}
+	lists := func(s *policy.SourcePolicy) { s.NonMasqueradeNamespaces = []string{"prod"} }
+	f := newFixture(t)
+	f.mustApply(network("one", "A", resets))
+	f.putRecord(func(r *store.Record) { r.Resets = nil })
+	f.mustApply(network("one", "A2", resets, lists))
+	if due := f.record().Resets; len(due) != 1 || due[0].Before == nil {
+		t.Errorf("resets are %+v", due)
+	}
+}

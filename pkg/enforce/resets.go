@@ -37,9 +37,9 @@ func asksForSame(before, after *policy.Source) bool {
 // Verdicts are compared, and not rules: a renamed chain deletes nothing. Resets are on record before rules
 // are written, so that a plugin that is killed loses none. If another process walks before the rules of the
 // killed one are repaired, a reset is lost. To prevent that would take a second write of the record for each
-// change. Nor are connections reset that begin while a run is at work, after another program removed rules that
-// this run had read already: the time is milliseconds, and the resets would have to be decided once more before
-// each write.
+// change. Nor are connections reset that begin while a run is at work, after another program removed rules
+// that this run had read already: the time is milliseconds, and the resets would have to be decided once more
+// before each write.
 func (s *State) resets(at int64) []store.Reset {
 	r := resetList{slices.Clone(s.onRecord.now.Resets), at}
 	r.addPassed(s.node.exempt.passed(s.onRecord.now))
@@ -143,12 +143,12 @@ func (s *State) lostRules() bool {
 	return false
 }
 
-// lostChain reports whether a chain that is on record has no jump or no rules in some family.
+// lostChain reports whether a chain that was on record before the run has no jump or no rules in some family.
 func (s *State) lostChain(c *Chain) bool {
 	for _, want := range c.Desired.Chains {
 		have := c.Observed.Find(want.Family, want.Name)
 		isLost := have == nil || len(have.Jumps) == 0 || len(have.Rules) == 0
-		if isLost && owns(s.onRecord.now, want.Family, want.Name, c.Choice) {
+		if isLost && owns(s.onRecord.before, want.Family, want.Name, c.Choice) {
 			return true
 		}
 	}
