@@ -48,7 +48,7 @@
 //   - While another program's change of owned rules is not repaired, a packet may be anything, but is dropped only where a
 //     policy drops it or that program changed the guard itself.
 //   - A pod whose ADD returned while a document was damaged is in no namespace, as its chain stays as it is, until the
-//     documents are written again.
+//     documents are written again, unless a damaged one is removed before.
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
 //     kernel refuses is missing after a boot.
 //   - A chain that was not removed, as that failed, the guards could not be read or the kernel refuses another one, masquerades

@@ -774,6 +774,9 @@ func (w *world) harm(o *op) {
 	switch {
 	case o.kind == "lose":
 		w.machine.Remove(file)
+		for _, p := range w.pods { // nothing tells that a document was damaged
+			p.beside = false
+		}
 		for _, n := range w.networks {
 			if file == n.document || o.number == 3 {
 				n.claim(nil, nil)

@@ -30,11 +30,12 @@ const (
 	allPods
 )
 
-// exemption finds out which pods the policies exempt, and makes their addresses exempt sources.
+// desireExemption finds out which pods the policies exempt, and makes their addresses exempt sources. If the
+// namespaces change, a list that is about too many pods is refused as a whole, by CheckBounds.
 func (e *Enforcer) desireExemption(s *State, listing podListing) {
 	var err error
 	s.node.exempt, err = e.readExemption(s.Policies(), s.onRecord.now, listing)
-	if listing == recordedPods { // a change that is about too many pods is refused as a whole, by CheckBounds
+	if listing == recordedPods || s.documents.restored {
 		for i := range s.Chains {
 			e.limitExemptPods(s, &s.Chains[i])
 		}

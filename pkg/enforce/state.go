@@ -70,6 +70,7 @@ type documents struct {
 	before   []policy.Source // all that were stored before the change; nil: there is none
 	after    []policy.Source // all that are to be stored
 	unstored []policy.Source // those that are still to be stored
+	restored bool            // one could not be read before: ADDs beside it left the rules as they were
 }
 
 // progress is what happened in the run.
@@ -183,17 +184,17 @@ func (s *State) desired(t *tables) policy.Ruleset {
 // removed when others have taken their place, and those whose place in another backend could not be taken.
 func (s *State) staying(t *tables) []policy.Chain {
 	staying := slices.Clone(t.ofNoPolicy)
-	isSurplus := map[policy.ChainFamily]bool{}
+	isUnwanted := map[policy.ChainFamily]bool{}
 	for _, o := range s.unwanted() {
 		if ChoiceOf(o) == t.choice {
-			isSurplus[policy.ChainFamily{Chain: o.Chain, Family: o.Family}] = true
+			isUnwanted[policy.ChainFamily{Chain: o.Chain, Family: o.Family}] = true
 		}
 	}
 	for _, o := range t.observation.Rules.Chains {
 		c := s.Find(o.Name)
 		failedElsewhere := c != nil && c.Err != nil && c.Choice != t.choice
 		mustStay := failedElsewhere && !s.node.keepsAll // with keepsAll it is in ofNoPolicy
-		if mustStay || isSurplus[policy.ChainFamily{Chain: o.Name, Family: o.Family}] {
+		if mustStay || isUnwanted[policy.ChainFamily{Chain: o.Name, Family: o.Family}] {
 			o.Rules = recognized(o.Rules)
 			staying = append(staying, o)
 		}

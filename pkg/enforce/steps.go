@@ -150,9 +150,8 @@ func (s *State) failRecord(err error) {
 	}
 }
 
-// storeDocuments stores the new policies. Then it lists the pods again, if namespaces are or were exempt: an ADD
-// that read the documents before has recorded its pod by now, and one beside a document that was damaged, and is
-// stored again now, has recorded its pod and left the rules as they were.
+// storeDocuments stores the new policies. Then it lists the pods again if other namespaces are exempt, or if
+// a document can be read again: an ADD that read the documents before has recorded its pod by now.
 func storeDocuments(_ context.Context, do effects, s *State) *State {
 	for _, src := range s.documents.unstored {
 		if err := do.Put(src); err != nil {
@@ -161,7 +160,8 @@ func storeDocuments(_ context.Context, do effects, s *State) *State {
 		}
 	}
 	s.documents.unstored = nil
-	if len(s.node.exempt.Namespaces)+len(s.onRecord.before.Namespaces) > 0 {
+	namespacesChange := !slices.Equal(s.node.exempt.Namespaces, s.onRecord.before.Namespaces)
+	if namespacesChange || s.documents.restored {
 		do.desirePods(s)
 	}
 	return s

@@ -58,6 +58,7 @@ func (e *Enforcer) CheckApply(ctx context.Context, stored store.State, p *Propos
 func (e *Enforcer) observeChange(ctx context.Context, stored store.State, p *Proposal) *State {
 	s := e.ObserveProposal(ctx, p, stored.Record)
 	s.changes(stored.Sources, p)
+	s.documents.restored = len(stored.Unreadable) > 0
 	return s
 }
 
