@@ -108,7 +108,8 @@ func (n *node) repair(ctx context.Context) (resetLimit time.Duration, err error)
 		return 0, err
 	}
 	if len(state.Sources) == 0 {
-		if len(state.Unreadable) == 0 { // else what is left over is not known
+		isRecordDamaged := len(state.Unreadable) > 0 // which has what is left over
+		if !isRecordDamaged {
 			n.RemoveLeftovers(ctx, lock)
 		}
 		return 0, nil
