@@ -194,47 +194,56 @@ func (d *daemon) settingsAre(s config.Settings, bad error) {
 	d.monitor.Settings(metrics.Settings{Settings: s, Err: bad, Flags: d.app.flagValues(s)})
 }
 
-// waitForSettings returns when settings or their error change. SIGHUP makes it call syncNow and read them.
+// waitForSettings returns the next settings and their error, when one of them changes.
 func (d *daemon) waitForSettings(
 	ctx context.Context, s config.Settings, bad error, syncNow func(),
 ) (config.Settings, error) {
-	// A file is empty while it is written; events can be lost.
-	const quiet, maximum, poll = 100 * time.Millisecond, time.Second, time.Minute
+	const quiet, maximum = 100 * time.Millisecond, time.Second // a file is empty while it is written
 	changed := flowcontrol.Debounce{Quiet: quiet, Longest: maximum}
-	timer := time.NewTimer(poll)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return s, bad
-		case <-d.files.Changed():
-			changed.Event(time.Now())
-			timer.Reset(time.Until(changed.Due()))
-			continue
-		case <-d.hangup:
-			syncNow()
-		case <-timer.C:
-		}
-		timer.Reset(poll)
-		changed.Take(time.Now())
-		if changed.Pending() { // SIGHUP reads at once, and the file is read again when it is written
-			timer.Reset(time.Until(changed.Due()))
-		}
+	for d.waitForFile(ctx, &changed, syncNow) {
 		next, err := d.app.settings(ctx, settingsInUse{s})
 		if err != nil {
 			next = s
 		}
 		sameError := fmt.Sprint(err) == fmt.Sprint(bad) // the text is all that reports have of it
-		switch {
-		case !next.Equal(s):
+		if !next.Equal(s) {
 			d.log.Info("settings changed", "file", d.app.settingsFile(), settingsAttr(next))
-		case sameError:
-			d.settingsAre(next, err) // their lines may be others
-			continue
-		case err == nil: // else the next loop logs the error
-			d.log.Info("settings are valid again", "file", d.app.settingsFile())
+			return next, err
 		}
-		return next, err
+		if !sameError {
+			if err == nil { // else the next loop logs the error
+				d.log.Info("settings are valid again", "file", d.app.settingsFile())
+			}
+			return next, err
+		}
+		d.settingsAre(next, err) // their lines may be others
+	}
+	return s, bad
+}
+
+// waitForFile returns true when the file of the settings is to be read: after a change, once it is quiet; at
+// once after SIGHUP, which also calls syncNow; and every minute, as events can be lost. It returns false when
+// the context ends.
+func (d *daemon) waitForFile(ctx context.Context, changed *flowcontrol.Debounce, syncNow func()) bool {
+	const poll = time.Minute
+	nextPoll := time.Now().Add(poll)
+	for {
+		next := nextPoll
+		if changed.Pending() {
+			next = changed.Due()
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-d.files.Changed():
+			changed.Event(time.Now())
+		case <-d.hangup: // a file that is being written is read again when it is quiet
+			syncNow()
+			return true
+		case <-time.After(time.Until(next)):
+			changed.Take(time.Now())
+			return true
+		}
 	}
 }
 
