@@ -161,19 +161,11 @@ func (s *state) next(now time.Time) (work, time.Time) {
 // runs reports whether a work of this kind runs.
 func (s *state) runs(w work) bool { return s.running[w] }
 
-// syncDue returns when the next sync is due. Syncs are minInterval apart, and more while the rules are
-// flapping, unless more than rules has changed: only repairs are what the other program reverts, and pods
-// must not leave with an address that is gone until the pause ends. A sync that follows a reading waits a
-// little for the conflist, whose result it reports.
+// syncDue returns when the next sync is due. A sync that follows a reading waits a little for the conflist,
+// whose result it reports.
 func (s *state) syncDue() time.Time {
-	soon := s.last.ended.Add(minInterval)
-	due := s.last.next
-	if s.triggers.rules {
-		due = earlier(due, soon)
-	}
-	if pause := s.flapping.Pause(); pause > 0 { // at its end it is known whether the flapping is over
-		due = later(earlier(due, s.flapping.Ends()), s.last.ended.Add(pause))
-	}
+	soon := s.soon()
+	due := s.repairDue()
 	if s.addresses.Pending() {
 		due = earlier(due, later(soon, s.addresses.Due()))
 	}
@@ -183,12 +175,32 @@ func (s *state) syncDue() time.Time {
 	if s.triggers.request || !s.triggers.read.IsZero() || s.triggers.conflist {
 		due = earlier(due, soon)
 	}
-	if s.runs(syncingConflist) && !s.triggers.rules {
-		// Since the first reading, so that further ones do not delay it again. Without one nothing is to
-		// wait.
-		due = later(due, s.triggers.read.Add(minInterval))
+	waitsForConflist := s.runs(syncingConflist) && !s.triggers.rules
+	if !waitsForConflist {
+		return due
 	}
-	return due
+	// Counted from the first reading, so that further ones do not delay the sync again. Without a reading
+	// its time is zero, and nothing waits.
+	return later(due, s.triggers.read.Add(minInterval))
+}
+
+// soon is the earliest time of a sync: minInterval after the last one.
+func (s *state) soon() time.Time { return s.last.ended.Add(minInterval) }
+
+// repairDue returns when a sync is due that the rules or the interval ask for. While the rules are flapping
+// it waits for the pause, as repairs are what the other program reverts. Nothing else that a sync is made for
+// waits so long: pods must not leave with an address that is gone until the pause ends.
+func (s *state) repairDue() time.Time {
+	due := s.last.next
+	if s.triggers.rules {
+		due = earlier(due, s.soon())
+	}
+	pause := s.flapping.Pause()
+	if pause == 0 {
+		return due
+	}
+	due = earlier(due, s.flapping.Ends()) // when it is known whether the flapping is over
+	return later(due, s.last.ended.Add(pause))
 }
 
 // readsSources reports whether the sources are read before the next sync.
