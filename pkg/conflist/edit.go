@@ -117,19 +117,42 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 	if n.Conflist.IsMultus() { // find returns a file of Multus only if it has the entry
 		return c, nil
 	}
-	was := n.Conflist.Doc
-	if n.Generated && n.Original == "" {
+	isStale := n.Generated && n.Original == ""
+	if isStale {
 		// It would stay the first file, before that of the next main CNI plugin.
-		c, err := e.write(ctx, c, c.Path, was, nil)
+		c, err := e.write(ctx, c, c.Path, n.Conflist.Doc, nil)
 		if err != nil {
 			return c, err
 		}
 		return e.insertEntry(ctx)
 	}
-	if !n.Conflist.IsList() {
-		was = nil // the list that is generated does not exist yet
-		if err := e.checkNotTaken(n.Path); err != nil {
-			return c, err
+	edit, err := e.editOf(n)
+	if err != nil {
+		return c, err
+	}
+	c.Path = edit.after.Path
+	if e.keeps(n) {
+		return e.writeAround(ctx, c, edit)
+	}
+	return e.writeEntry(ctx, c, edit)
+}
+
+// listEdit is the edit that gives a network its entry. The file before it and the file after it are two where
+// a list is generated from the configuration of a single plugin.
+type listEdit struct {
+	before, after Network
+	was           []byte // the text of the file after it until now; nil if there is no such file
+}
+
+// editOf returns the edit that gives a network exactly one entry, in a list.
+func (e Editor) editOf(n Network) (listEdit, error) {
+	was := n.Conflist.Doc
+	isNewList := !n.Conflist.IsList()
+	if isNewList {
+		was = nil
+		err := e.checkNotTaken(n.Path)
+		if err != nil {
+			return listEdit{}, err
 		}
 	}
 	entry := e.Entry
@@ -139,10 +162,14 @@ func (e Editor) insertInto(ctx context.Context, c Change, n Network) (Change, er
 	isReplaced := e.Replace && len(differences(n.entryText(), entry)) > 0
 	path, now, err := n.with(entry, isReplaced)
 	if err != nil {
-		return c, err
+		return listEdit{}, err
 	}
-	c.Path = path
-	return e.writeEntry(ctx, c, n, n.Path, was, now)
+	after := Network{
+		Path:      path,
+		Generated: n.Generated || isNewList,
+		Conflist:  config.ParseConflist(path, now),
+	}
+	return listEdit{before: n, after: after, was: was}, nil
 }
 
 // keeps reports whether a network's file keeps the entry that it has, the first of several.
@@ -169,51 +196,47 @@ func (n Network) with(entry []byte, replace bool) (path string, text []byte, err
 	return n.Path, text, err
 }
 
-// writeEntry writes the file of a network and records the entry. Before it replaces an entry it records the
-// old one and the new one, so that after a process was killed in between either counts as ip-masq's.
-func (e Editor) writeEntry(
-	ctx context.Context, c Change, n Network, model string, was, now []byte,
-) (Change, error) {
-	have := n.entryText()
+// writeEntry writes a new entry and records it. Before it replaces an entry it records the old one and the new
+// one, so that after a process was killed in between either counts as ip-masq's.
+func (e Editor) writeEntry(ctx context.Context, c Change, edit listEdit) (Change, error) {
+	have := edit.before.entryText()
 	differs := differences(have, e.Entry)
-	written := Network{
-		Path:      c.Path,
-		Generated: n.Generated || !n.Conflist.IsList(),
-		Conflist:  config.ParseConflist(c.Path, now),
-	}
-	if e.keeps(n) {
-		return e.writeAround(ctx, c, written, have, model, was, now)
-	}
-	if have != nil && len(differs) > 0 {
-		err := e.ask(ctx, n, e.Entry)
+	isReplaced := have != nil && len(differs) > 0
+	if isReplaced {
+		err := e.ask(ctx, edit.before, e.Entry)
 		if err != nil {
 			return c, err
 		}
-		c.RecordErr = e.recordEntries(ctx, written, have, e.Entry)
+		c.RecordErr = e.recordEntries(ctx, edit.after, have, e.Entry)
 		c.Replaced = differs
 	}
-	c, err := e.write(ctx, c, model, was, now)
-	if err == nil {
-		c.RecordErr = e.recordEntries(ctx, written, e.Entry)
+	c, err := e.writeList(ctx, c, edit)
+	if err != nil {
+		return c, err
 	}
-	return c, err
+	c.RecordErr = e.recordEntries(ctx, edit.after, e.Entry)
+	return c, nil
 }
 
 // writeAround writes the file around an entry that stays. If that is the entry to insert, it is ip-masq's
 // from now on.
-func (e Editor) writeAround(
-	ctx context.Context, c Change, written Network, have []byte, model string, was, now []byte,
-) (Change, error) {
+func (e Editor) writeAround(ctx context.Context, c Change, edit listEdit) (Change, error) {
+	have := edit.before.entryText()
 	differs := differences(have, e.Entry)
 	if len(differs) == 0 {
-		c.RecordErr = e.recordEntries(ctx, written, have)
+		c.RecordErr = e.recordEntries(ctx, edit.after, have)
 	} else {
-		c.RecordErr = e.recordEntries(ctx, written)
+		c.RecordErr = e.recordEntries(ctx, edit.after)
 	}
 	if e.FromFile {
 		c.Differs = differs
 	}
-	return e.write(ctx, c, model, was, now)
+	return e.writeList(ctx, c, edit)
+}
+
+// writeList writes the file after an edit, with the mode and owner of the file before it.
+func (e Editor) writeList(ctx context.Context, c Change, edit listEdit) (Change, error) {
+	return e.write(ctx, c, edit.before.Path, edit.was, edit.after.Conflist.Doc)
 }
 
 // write backs a file up and replaces its text. nil is the text of a file that does not exist; a new file gets
