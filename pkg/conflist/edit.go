@@ -196,8 +196,8 @@ func (n Network) with(entry []byte, replace bool) (path string, text []byte, err
 	return n.Path, text, err
 }
 
-// writeEntry writes a new entry and records it. Before it replaces an entry it records the old one and the new
-// one, so that after a process was killed in between either counts as ip-masq's.
+// writeEntry writes a new entry and records it. Before it replaces an entry it records the old one and the
+// new one, so that after a process was killed in between either counts as ip-masq's.
 func (e Editor) writeEntry(ctx context.Context, c Change, edit listEdit) (Change, error) {
 	have := edit.before.entryText()
 	differs := differences(have, e.Entry)
@@ -306,50 +306,91 @@ func (e Editor) remove() ([]Change, error) {
 	return changes, inDir(context.Background(), e.Dir+"/.", nothing)
 }
 
-// removeFrom removes the entry from one of all files, or the file, if it is one that ip-masq made.
+// removeFrom removes the entry from one of all files, or the file, if ip-masq made it.
 func (e Editor) removeFrom(list config.Conflist, all []config.Conflist) (Change, error) {
 	c := Change{Network: list.Network, Path: list.File}
-	ctx := context.Background()
-	record, copied := readEntryRecord(e.RecordPath), readCopyRecord(e.CopyRecord)
-	isUsed := slices.Contains(e.Keep, filepath.Base(list.File))
-	isCopy := copied.isCopy(list) && !isUsed
-	isOnly := isCopy && !copied.isReplaceable(all)
-	isMade := isKnownGenerated(list, record) && !isUsed || isCopy && !isOnly
-	if isMade {
-		return e.write(ctx, c, c.Path, list.Doc, nil)
-	}
-	if isGenerated(list, record) && !isUsed {
-		return e.removePerhapsChanged(ctx, c, list)
-	}
 	if list.Err != nil {
-		mayHaveEntry := list.Doc == nil || bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`))
-		if !mayHaveEntry {
-			return c, nil
-		}
-		const format = "%w, and it may have the plugin entry; fix or remove it: %w"
-		return c, fmt.Errorf(format, ErrBroken, list.Err)
-	}
-	if !list.IsList() && len(list.Entries) > 0 {
-		return c, fmt.Errorf("%s: %w", policy.Printable(list.File), ErrOnlyPlugin)
+		return c, mayHaveEntryErr(list)
 	}
 	if !list.IsList() {
-		return c, nil
+		return c, onlyPluginErr(list)
 	}
-	if _, isRecorded := record.Generated[list.File]; isRecorded && !isUsed {
-		from := originalPath(list.File)
+	ctx := context.Background()
+	switch e.makerOf(list) {
+	case generatedUnchanged:
+		return e.write(ctx, c, c.Path, list.Doc, nil)
+	case generatedPerhaps:
+		return e.removePerhapsChanged(ctx, c, list)
+	case generatedThenChanged:
 		c.Stays = fmt.Sprintf("%s stays, as another program has changed it since ip-masq made it of %s; "+
-			"the runtime goes on using it", policy.Printable(list.File), policy.Printable(from))
-	}
-	if isOnly {
+			"the runtime goes on using it",
+			policy.Printable(list.File), policy.Printable(originalPath(list.File)))
+	case copiedByEarlierVersion:
+		copied := readCopyRecord(e.CopyRecord)
+		if copied.isReplaceable(all) {
+			return e.write(ctx, c, c.Path, list.Doc, nil)
+		}
 		c.Stays = fmt.Sprintf("%s stays without the plugin entry, as the runtime has no other network: %s, "+
 			"which it was copied from, is not there or is broken",
 			policy.Printable(list.File), policy.Printable(copied.Main))
 	}
-	now, err := setEntry(list.File, list.Doc, nil, false)
+	without, err := setEntry(list.File, list.Doc, nil, false)
 	if err != nil {
 		return c, err
 	}
-	return e.write(ctx, c, c.Path, list.Doc, now)
+	return e.write(ctx, c, c.Path, list.Doc, without)
+}
+
+// mayHaveEntryErr returns an ErrBroken if a file that cannot be loaded may have the plugin entry.
+func mayHaveEntryErr(list config.Conflist) error {
+	isRead := list.Doc != nil
+	if isRead && !bytes.Contains(list.Doc, []byte(`"`+config.PluginType+`"`)) {
+		return nil
+	}
+	return fmt.Errorf("%w, and it may have the plugin entry; fix or remove it: %w", ErrBroken, list.Err)
+}
+
+// onlyPluginErr returns an ErrOnlyPlugin if the configuration of a single plugin is the plugin entry.
+func onlyPluginErr(conf config.Conflist) error {
+	if len(conf.Entries) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", policy.Printable(conf.File), ErrOnlyPlugin)
+}
+
+// maker is who made a list, as far as that decides what Remove does with it.
+type maker int
+
+const (
+	madeByOthers           maker = iota // only the entry is ip-masq's
+	generatedUnchanged                  // ip-masq generated it, and it is as it was generated
+	generatedPerhaps                    // it has the form of a generated list, and no record
+	generatedThenChanged                // ip-masq generated it, and another program has changed it
+	copiedByEarlierVersion              // it is the copy that an earlier version made
+)
+
+// makerOf returns who made a list that can be loaded. A list to which Multus delegates stays, so it does not
+// matter who made that.
+func (e Editor) makerOf(list config.Conflist) maker {
+	isUsed := slices.Contains(e.Keep, filepath.Base(list.File))
+	if isUsed {
+		return madeByOthers
+	}
+	if readCopyRecord(e.CopyRecord).isCopy(list) {
+		return copiedByEarlierVersion
+	}
+	record := readEntryRecord(e.RecordPath)
+	if isKnownGenerated(list, record) {
+		return generatedUnchanged
+	}
+	_, isRecorded := record.Generated[list.File]
+	if isRecorded {
+		return generatedThenChanged
+	}
+	if hasGeneratedForm(list) {
+		return generatedPerhaps
+	}
+	return madeByOthers
 }
 
 // removePerhapsChanged removes a generated list without a record. An administrator may have changed it, so
