@@ -36,50 +36,63 @@ type flapping struct {
 
 // look notes the file of the network as it is now; the network without a path is one that is gone.
 func (f *flapping) look(n Network, now time.Time) {
-	if ends := f.ends(); !ends.IsZero() && now.After(ends) {
+	ends := f.ends()
+	hasEnded := !ends.IsZero() && now.After(ends)
+	if hasEnded {
 		f.removals, f.rewrites = nil, nil
 	}
 	isPresent := n.Entries > 0
 	if f.present && !isPresent {
 		f.removals = appendLast(f.removals, now, maxRemovals)
 	}
-	before := *f
+	textBefore, infoBefore := f.text, f.info
 	f.remember(n.Path, n.Conflist.Doc, isPresent)
-	if before.info != nil && f.text != before.text {
+	isOtherText := infoBefore != nil && f.text != textBefore
+	if isOtherText {
 		f.changed = now
 	}
-	if isPresent && f.isRewritten(before, now) {
+	isRewritten := isOtherFile(infoBefore, f.info)
+	if isPresent && isRewritten && f.isContested(now) {
 		f.rewrites = appendLast(f.rewrites, now, maxRewrites)
 	}
 }
 
-// isRewritten reports whether the file is another one than before in a way that counts: soon after its
-// text changed, as a look between two programs that fight often meets the text of the same one again, or
-// while it is still being written. A program that writes the same text once a second fights with nobody.
-func (f *flapping) isRewritten(before flapping, now time.Time) bool {
-	if f.info == nil || before.info == nil {
+// isOtherFile reports whether a file was replaced or written between two looks that both found one.
+func isOtherFile(before, after os.FileInfo) bool {
+	if before == nil || after == nil {
 		return false
 	}
-	isSame := os.SameFile(f.info, before.info) && f.info.ModTime().Equal(before.info.ModTime())
-	if isSame {
-		return false
-	}
+	isReplaced := !os.SameFile(before, after)
+	isWritten := !before.ModTime().Equal(after.ModTime())
+	return isReplaced || isWritten
+}
+
+// isContested reports whether a write of the file may be part of a fight. A program that writes the same text
+// once a second fights with nobody, so the text must have changed lately, or the file must still be written.
+// The text need not have changed at this look: a look between two programs that fight often meets the text of
+// the same one again.
+func (f *flapping) isContested(now time.Time) bool {
+	hasChangedLately := now.Sub(f.changed) < minStay
 	age := now.Sub(f.info.ModTime())
 	isBeingWritten := age >= 0 && age < quietFile
-	return now.Sub(f.changed) < minStay || isBeingWritten
+	return hasChangedLately || isBeingWritten
 }
 
 // remember notes a text that ip-masq found in the file, or wrote.
 func (f *flapping) remember(path string, text []byte, present bool) {
-	f.present, f.text, f.info = present, config.DigestOf(text), nil
-	if info, err := os.Stat(path); err == nil {
+	f.present = present
+	f.text = config.DigestOf(text)
+	f.info = nil
+	info, err := os.Stat(path)
+	if err == nil {
 		f.info = info
 	}
 }
 
 // ends returns when the flapping ends, or ended, if nothing happens any more; zero if there was none.
 func (f *flapping) ends() time.Time {
-	removals, rewrites := endOf(f.removals, maxRemovals), endOf(f.rewrites, maxRewrites)
+	removals := endOf(f.removals, maxRemovals)
+	rewrites := endOf(f.rewrites, maxRewrites)
 	if rewrites.After(removals) {
 		return rewrites
 	}
@@ -91,12 +104,13 @@ func (f *flapping) isActive(now time.Time) bool { return !now.After(f.ends()) }
 // isFight reports whether the file is written repeatedly and the entry is not removed repeatedly.
 func (f *flapping) isFight() bool { return endOf(f.removals, maxRemovals).IsZero() }
 
-func endOf(times []time.Time, enough int) time.Time {
-	if len(times) < enough {
+// endOf returns when events stop to count as flapping, zero if they are too few or took too long.
+func endOf(events []time.Time, enough int) time.Time {
+	if len(events) < enough {
 		return time.Time{}
 	}
-	last := times[len(times)-1]
-	took := last.Sub(times[0])
+	first, last := events[0], events[len(events)-1]
+	took := last.Sub(first)
 	if took > flappingWindow {
 		return time.Time{}
 	}
@@ -105,5 +119,6 @@ func endOf(times []time.Time, enough int) time.Time {
 
 // appendLast appends a time, and keeps the last so many.
 func appendLast(times []time.Time, t time.Time, most int) []time.Time {
-	return append(times[max(0, len(times)-most+1):], t)
+	all := append(times, t)
+	return all[max(0, len(all)-most):]
 }
