@@ -19,16 +19,21 @@ import (
 
 // cachedPods records pods that started before the plugin entry was in the conflist, from the files of the
 // runtime's cache.
+//
+// The maps are by the name of a file in the cache. A file that was read may be undecided, and one that was
+// decided about has a record only if its pod was to be recorded.
 type cachedPods struct {
-	conflists  []string                    // the name and the text of each one with a plugin entry, in turn
-	seen       map[string]time.Time        // the files that were decided about, with their times
-	recorded   map[string]store.Attachment // those that have a record
-	read       map[string]cachedFile       // what files said when they were read
-	unrecorded []UnrecordedPod             // as the last sync of the records found them
-	isRead     bool                        // recorded has all records that were on disk
-	// fresh tells that pods may not be in the rules yet: recorded ones and, at the start, those of ADDs that passed
-	// beside a document that could not be read. Node.sync clears it.
-	fresh bool
+	read     map[string]cachedFile       // files, as they were when they were read last
+	decided  map[string]time.Time        // files that were decided about, with their times then
+	recorded map[string]store.Attachment // files whose pods have a record
+	// unrecorded are the pods that should have a record and have none, as the last sync found them.
+	unrecorded []UnrecordedPod
+
+	hasAllRecords bool     // recorded has all records that were on disk
+	conflists     []string // the name and the text of each one with a plugin entry, in turn
+	// awaitRules tells that pods may not be in the rules yet: recorded ones and, at the start, those of ADDs that
+	// passed beside a document that could not be read. Node.sync clears it.
+	awaitRules bool
 }
 
 // cachedFile is what a file in the cache said when it was read. While the file has the same time, only the
@@ -41,10 +46,10 @@ type cachedFile struct {
 
 // cacheSync is the result of a sync of the records with the runtime's cache.
 type cacheSync struct {
-	// unwritten tells that the rules may be without these records: some changed, or a process before may have
-	// been killed between a record and its rules.
-	unwritten bool
-	warnings  []error
+	// changed tells that the rules may not be those of the records any more: some records changed, or some are
+	// new to this process, and the one before may have been killed between a record and its rules.
+	changed  bool
+	warnings []error
 }
 
 // UnrecordedPod is a pod of the runtime's cache without a record, so that it is in no namespace.
@@ -119,31 +124,36 @@ func attachmentOf(x podinfo.Cached) store.Attachment {
 // nothing about its pod: what is recorded stays, and what is not is reported. A DEL of the plugin removes the
 // record before the runtime removes the file. So that the pod is not recorded again, a file is decided about
 // once, and again only if it was written again, or another network has an entry.
-func (n *Node) syncCachedPods(src *Sources) (result cacheSync) {
+func (n *Node) syncCachedPods(src *Sources) cacheSync {
 	c := n.cached
 	c.unrecorded = nil
 	files, err := n.readCache()
 	if files == nil {
 		return cacheSync{warnings: []error{err}}
 	}
-	found, err := c.begin(n.Dir, src, files)
-	result.warnings = append(result.warnings, err)
-	forgot, warnings := n.forgetCachedPods(files)
-	result.warnings = append(result.warnings, warnings...)
-	changed := false
+	foundRecords, err := c.begin(n.Dir, src, files)
+	removedRecords, warnings := n.forgetCachedPods(files)
+	wroteRecords := false
 	for _, file := range slices.Sorted(maps.Keys(files)) {
-		if c.seen[file].Equal(files[file]) {
+		isDecided := c.decided[file].Equal(files[file])
+		if isDecided {
 			continue
 		}
 		recorded, unrecorded := n.syncCachedFile(file, files[file], src)
-		changed = changed || recorded
+		if recorded {
+			wroteRecords = true
+		}
 		if unrecorded != nil {
 			c.unrecorded = append(c.unrecorded, *unrecorded)
 		}
 	}
-	c.fresh = c.fresh || found || changed
-	result.unwritten = found || forgot || changed
-	return result
+	if foundRecords || wroteRecords {
+		c.awaitRules = true
+	}
+	return cacheSync{
+		changed:  foundRecords || removedRecords || wroteRecords,
+		warnings: append([]error{err}, warnings...),
+	}
 }
 
 // syncCachedFile decides about a file, and records its pod if it is to be recorded. Otherwise it returns the
@@ -164,7 +174,7 @@ func (n *Node) syncCachedFile(file string, written time.Time, src *Sources) (boo
 		}
 	}
 	if decision.without == nil {
-		c.seen[file] = written
+		c.decided[file] = written
 		return recorded, nil
 	}
 	if _, isRecorded := c.recorded[file]; isRecorded {
@@ -189,13 +199,18 @@ func (n *Node) forgetCachedPods(files map[string]time.Time) (forgot bool, warnin
 		delete(c.recorded, file)
 		forgot = true
 	}
-	isMissing := func(file string) bool {
-		_, is := files[file]
-		return !is
-	}
-	maps.DeleteFunc(c.seen, func(file string, _ time.Time) bool { return isMissing(file) })
-	maps.DeleteFunc(c.read, func(file string, _ cachedFile) bool { return isMissing(file) })
+	keepKeys(c.decided, files)
+	keepKeys(c.read, files)
 	return forgot, warnings
+}
+
+// keepKeys deletes what another map has no key for.
+func keepKeys[V, W any](from map[string]V, keep map[string]W) {
+	for key := range from {
+		if _, isKept := keep[key]; !isKept {
+			delete(from, key)
+		}
+	}
 }
 
 // readCache returns the files of the cache with their times, or nil if nothing is known about them.
@@ -216,36 +231,51 @@ func (n *Node) hasGone(file string, files map[string]time.Time) bool {
 	if !exists {
 		return true
 	}
-	known := n.cached.read[file]
-	if known.written.Equal(written) {
-		return errors.Is(podinfo.CheckNetNS(known.pod.NetNS), podinfo.ErrNoNetNS)
+	var err error
+	known, isKnown := n.cached.knownPod(file, written)
+	if isKnown {
+		err = podinfo.CheckNetNS(known.NetNS)
+	} else {
+		_, err = n.readCached(file, written)
 	}
-	_, err := n.readCached(file, written)
 	return errors.Is(err, podinfo.ErrNoNetNS)
 }
 
-// readCached reads a file of the cache, unless it was read already and its network namespace cannot be
-// used: of such a file the attachment and the network namespace are known, and the error is that of now.
+// readCached reads a file of the cache and remembers what it said. A file is not read again while its network
+// namespace cannot be used: then the pod has no addresses and no configuration, and the error is the one of
+// its network namespace now.
 func (n *Node) readCached(file string, written time.Time) (podinfo.Cached, error) {
-	c := n.cached
-	known := c.read[file]
-	if known.written.Equal(written) {
-		err := podinfo.CheckNetNS(known.pod.NetNS)
+	known, isKnown := n.cached.knownPod(file, written)
+	if isKnown {
+		err := podinfo.CheckNetNS(known.NetNS)
 		if err != nil {
-			return known.pod, err
+			return known, err
 		}
 	}
-	x, err := podinfo.ReadCached(filepath.Join(n.CacheDir, file))
-	if x.NetNS == "" {
-		return x, err
+	pod, err := podinfo.ReadCached(filepath.Join(n.CacheDir, file))
+	n.cached.remember(file, written, pod)
+	return pod, err
+}
+
+// knownPod returns the pod of a file as it was read last, unless the file was written again since.
+func (c *cachedPods) knownPod(file string, written time.Time) (pod podinfo.Cached, isKnown bool) {
+	last, wasRead := c.read[file]
+	if !wasRead || !last.written.Equal(written) {
+		return podinfo.Cached{}, false
+	}
+	return last.pod, true
+}
+
+// remember keeps what a file said, if that has the pod's network namespace.
+func (c *cachedPods) remember(file string, written time.Time, pod podinfo.Cached) {
+	if pod.NetNS == "" {
+		return
 	}
 	if c.read == nil {
 		c.read = map[string]cachedFile{}
 	}
-	pod := x
 	pod.Addresses, pod.Config = nil, nil
 	c.read[file] = cachedFile{written, pod}
-	return x, err
 }
 
 // cacheDecision is what becomes of a file in the cache. The zero value is that its pod is none of ip-masq's.
@@ -273,23 +303,34 @@ func (n *Node) decide(file string, written time.Time, src *Sources) cacheDecisio
 	if list == nil {
 		return cacheDecision{}
 	}
-	without := &UnrecordedPod{File: file}
-	unreadable, isUnreadable := errors.AsType[*podinfo.UnreadableError](err)
-	switch {
-	case isUnreadable:
-		without.Reason = unreadable.Reason
-		if unreadable.Err != nil {
-			without.Detail = unreadable.Err.Error()
-		}
-	case src.PluginFile.Present && !x.SameConfig(list.Doc, config.PluginType):
-		without.Reason = "the runtime's configuration is not that of the conflist, with or without the plugin entry"
-	default:
+	without := unrecordable(file, x, err, list, src.PluginFile.Present)
+	if without == nil {
 		return cacheDecision{record: true, pod: x}
 	}
 	if n.hadADD(file) {
 		return cacheDecision{}
 	}
 	return cacheDecision{without: without}
+}
+
+// unrecordable returns why the pod of a file cannot be recorded, or nil. With plugin.toml the runtime's
+// configuration must be that of the conflist.
+func unrecordable(
+	file string, pod podinfo.Cached, readErr error, list *config.Conflist, hasPluginFile bool,
+) *UnrecordedPod {
+	unreadable, isUnreadable := errors.AsType[*podinfo.UnreadableError](readErr)
+	if isUnreadable {
+		detail := ""
+		if unreadable.Err != nil {
+			detail = unreadable.Err.Error()
+		}
+		return &UnrecordedPod{File: file, Reason: unreadable.Reason, Detail: detail}
+	}
+	if hasPluginFile && !pod.SameConfig(list.Doc, config.PluginType) {
+		const reason = "the runtime's configuration is not that of the conflist, with or without the plugin entry"
+		return &UnrecordedPod{File: file, Reason: reason}
+	}
+	return nil
 }
 
 // networkInName returns the network of a file in the cache that cannot be read, or "": of several that its
@@ -365,9 +406,9 @@ func DescribeUnrecorded(pods []UnrecordedPod) (lines []string) {
 // have an entry. It reports whether it found records that were not known. With an error there may be other
 // records, which the next sync reads.
 func (c *cachedPods) begin(dir *store.Dir, src *Sources, files map[string]time.Time) (found bool, err error) {
-	if !c.isRead {
+	if !c.hasAllRecords {
 		found, err = c.readRecords(dir, files)
-		c.isRead = err == nil
+		c.hasAllRecords = err == nil
 	}
 	var conflists []string
 	for _, list := range src.ConfDir.Conflists {
@@ -379,9 +420,9 @@ func (c *cachedPods) begin(dir *store.Dir, src *Sources, files map[string]time.T
 		return found, err
 	}
 	c.conflists = conflists
-	for file := range c.seen {
+	for file := range c.decided {
 		if _, isRecorded := c.recorded[file]; !isRecorded {
-			delete(c.seen, file)
+			delete(c.decided, file)
 		}
 	}
 	return found, err
@@ -390,7 +431,7 @@ func (c *cachedPods) begin(dir *store.Dir, src *Sources, files map[string]time.T
 // readRecords adds the records on disk to those that are known, and reports whether there were others.
 func (c *cachedPods) readRecords(dir *store.Dir, files map[string]time.Time) (found bool, err error) {
 	if c.recorded == nil {
-		c.recorded, c.seen = map[string]store.Attachment{}, map[string]time.Time{}
+		c.recorded, c.decided = map[string]store.Attachment{}, map[string]time.Time{}
 	}
 	pods, _, err := dir.Pods()
 	for _, p := range pods {
@@ -401,7 +442,7 @@ func (c *cachedPods) readRecords(dir *store.Dir, files map[string]time.Time) (fo
 		file := x.File()
 		if _, isKnown := c.recorded[file]; !isKnown {
 			c.recorded[file] = p.Attachment
-			c.seen[file] = files[file]
+			c.decided[file] = files[file]
 			found = true
 		}
 	}

@@ -51,7 +51,7 @@ type Node struct {
 func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node {
 	return &Node{
 		Settings: s, PluginFile: pluginFile, Dir: store.Open(s.DataDir), Drivers: drivers,
-		DropAfter: 10 * time.Minute, cached: &cachedPods{fresh: true},
+		DropAfter: 10 * time.Minute, cached: &cachedPods{awaitRules: true},
 	}
 }
 
@@ -59,7 +59,7 @@ func Open(s config.Settings, pluginFile string, drivers netfilter.Drivers) *Node
 func (n *Node) Enforcer(src *Sources, warn func(error)) *enforce.Enforcer {
 	return &enforce.Enforcer{
 		Dir: n.Dir, Drivers: n.Drivers, Conntrack: n.Conntrack, Addresses: n.Addresses, Warn: warn,
-		RereadExempt: true, RereadAll: n.cached.fresh, AllBackends: true,
+		RereadExempt: true, RereadAll: n.cached.awaitRules, AllBackends: true,
 		Owned: func(ctx context.Context) ([]netfilter.OwnedChain, error) { return n.owned(ctx, src) },
 	}
 }

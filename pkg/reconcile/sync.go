@@ -83,7 +83,7 @@ func (n *Node) sync(ctx context.Context, src *Sources, syncsCache bool) *Report 
 		cached = n.syncCachedPods(src)
 		warnings = append(warnings, cached.warnings...)
 	}
-	if cached.unwritten {
+	if cached.changed {
 		r = n.DryRun(ctx, src)
 	}
 	if r.Unfinished() {
@@ -93,7 +93,7 @@ func (n *Node) sync(ctx context.Context, src *Sources, syncsCache bool) *Report 
 	}
 	n.addBackendProblems(ctx, r)
 	if r.Rules != nil && r.Rules.PodsRecorded() {
-		n.cached.fresh = false
+		n.cached.awaitRules = false
 	}
 	if mayRecord {
 		r.Unrecorded = n.cached.unrecorded
