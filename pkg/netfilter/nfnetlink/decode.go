@@ -132,10 +132,10 @@ func Decode(f Family, r Rule, buffer []Condition) Decoded {
 // first one are not recognized.
 type decoder struct {
 	Decoded
-	family Family
-	held   register
-	unread []string    // what was loaded before that and not compared
-	consts []Immediate // for masq and nat
+	family    Family
+	held      register
+	unread    []string    // what was loaded before that and not compared
+	constants []Immediate // for masq and nat
 }
 
 type register struct {
@@ -155,7 +155,7 @@ func (d *decoder) add(c Condition) { d.Conditions = append(d.Conditions, c) }
 // load replaces the held value.
 func (d *decoder) load(r register) {
 	d.flush()
-	d.held, d.consts = r, nil
+	d.held, d.constants = r, nil
 }
 
 // flush removes the held value. One that no comparison has read is not recognized: loading it may end the
@@ -329,12 +329,12 @@ func (d *decoder) byteorder(e Byteorder) {
 // immediate notes a constant for masq or nat.
 func (d *decoder) immediate(e Immediate) {
 	d.flush()
-	for _, earlier := range d.consts {
+	for _, earlier := range d.constants {
 		if earlier.Dreg == e.Dreg {
 			d.refuse("immediate")
 		}
 	}
-	d.consts = slices.Concat(d.consts, []Immediate{e})
+	d.constants = slices.Concat(d.constants, []Immediate{e})
 }
 
 func (d *decoder) bitwise(e Bitwise) {
@@ -528,8 +528,9 @@ func (d *decoder) outputName(data []byte, not bool) {
 
 func (d *decoder) masq(e Masq) {
 	d.Statement = DoMasq
-	to, ok := d.constants(e.Flags, 0, 0, e.ProtoMin, e.ProtoMax)
-	if !ok {
+	from := registers{portMin: e.ProtoMin, portMax: e.ProtoMax}
+	to, isDecoded := d.registerTranslation(e.Flags, from)
+	if !isDecoded {
 		d.refuse("masq")
 	}
 	d.To = to
@@ -539,48 +540,54 @@ func (d *decoder) masq(e Masq) {
 func (d *decoder) nat(e NAT) {
 	d.useAddress(e.AddrMin) // `snat to ip saddr`: the loaded address is the new one, not a condition
 	d.Statement = DoSNAT
-	to, ok := d.constants(e.Flags, e.AddrMin, e.AddrMax, e.ProtoMin, e.ProtoMax)
-	if ok && e.Family == uint32(d.family) {
+	from := registers{e.AddrMin, e.AddrMax, e.ProtoMin, e.ProtoMax}
+	to, isDecoded := d.registerTranslation(e.Flags, from)
+	if isDecoded && e.Family == uint32(d.family) {
 		d.To = to
 	}
 }
 
-// constants decodes a translation. It is ok if each register holds a constant, and each constant is in one of them.
-func (d *decoder) constants(
-	flags uint32, addrMin, addrMax, protoMin, protoMax Register,
-) (to Translation, ok bool) {
+// registers are those from which masq or nat takes addresses and ports; 0 is none.
+type registers struct{ addrMin, addrMax, portMin, portMax Register }
+
+// registerTranslation returns the translation that the constants in the registers make. It is not decoded if
+// one of the registers holds no such constant, or if there is a constant in another register.
+func (d *decoder) registerTranslation(flags uint32, from registers) (to Translation, isDecoded bool) {
 	to.Flags = flags
-	used := map[Register]bool{}
-	isOneAddress := addrMin != 0 && (addrMax == 0 || addrMax == addrMin)
-	if isOneAddress {
-		address, isHeld := d.constant(addrMin, d.addressSize())
+	decoded := map[Register]bool{}
+	hasOneAddress := from.addrMin != 0 && (from.addrMax == 0 || from.addrMax == from.addrMin)
+	if hasOneAddress {
+		address, isHeld := d.constant(from.addrMin, d.addressSize())
 		if !isHeld {
 			return Translation{}, false
 		}
 		to.Address, _ = netip.AddrFromSlice(address)
-		used[addrMin] = true
+		decoded[from.addrMin] = true
 	}
-	if flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0 {
-		first, isFirstHeld := d.constant(protoMin, 2)
-		last, isLastHeld := d.constant(protoMax, 2)
-		if protoMin == 0 || protoMax == 0 || !isFirstHeld || !isLastHeld {
+	hasPorts := flags&unix.NF_NAT_RANGE_PROTO_SPECIFIED != 0
+	if hasPorts {
+		first, isFirstHeld := d.constant(from.portMin, 2)
+		last, isLastHeld := d.constant(from.portMax, 2)
+		isRange := from.portMin != 0 && from.portMax != 0
+		if !isRange || !isFirstHeld || !isLastHeld {
 			return Translation{}, false
 		}
 		to.PortMin = binary.BigEndian.Uint16(first)
 		to.PortMax = binary.BigEndian.Uint16(last)
-		used[protoMin], used[protoMax] = true, true
+		decoded[from.portMin] = true
+		decoded[from.portMax] = true
 	}
-	for _, r := range []Register{addrMin, addrMax, protoMin, protoMax} {
-		if r != 0 && !used[r] {
+	for _, r := range []Register{from.addrMin, from.addrMax, from.portMin, from.portMax} {
+		if r != 0 && !decoded[r] {
 			return Translation{}, false
 		}
 	}
-	return to, len(used) == len(d.consts)
+	return to, len(decoded) == len(d.constants)
 }
 
 // constant returns the first bytes of the constant in a register, if it holds one.
 func (d *decoder) constant(r Register, size int) (data []byte, isHeld bool) {
-	for _, c := range d.consts {
+	for _, c := range d.constants {
 		if c.Dreg == r && len(c.Data) >= size {
 			return c.Data[:size], true
 		}
