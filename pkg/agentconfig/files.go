@@ -281,6 +281,7 @@ func (d *document) known(members []config.Member, keys []config.Key) (known []co
 	for _, m := range members {
 		key := keyNamed(keys, m.Key)
 		if key != nil {
+			m.Key = key.Name
 			known = append(known, withGuardOff(d.withoutNull(m, key)))
 			continue
 		}
@@ -309,25 +310,26 @@ func keyNamed(keys []config.Key, name string) *config.Key {
 	return nil
 }
 
-// withoutNull returns a member with the name of its key. With a warning, null becomes an empty list; a key
-// of another type is not read, as it gets the empty Value. Its member stays: a second one of that name is a
-// repeated key.
+// withoutNull returns a member without the value null, and warns. For a list, null becomes an empty list.
+// Any other key counts as not stated: it gets the empty Value, so that it is not read. Its member stays, as a
+// second one of that name is a repeated key.
 func (d *document) withoutNull(m config.Member, key *config.Key) config.Member {
-	m.Key = key.Name
 	isNull := m.Err == nil && config.KindOf(m.Value) == config.Null
 	if !isNull {
 		return m
 	}
 	if key.Kind == config.List {
-		const problem = "null is taken for an empty list; write [] for none, or leave the key out"
-		d.warnings = append(d.warnings, d.about(m, problem))
+		d.warn(m, "null is taken for an empty list; write [] for none, or leave the key out")
 		m.Value = json.RawMessage("[]")
 		return m
 	}
-	const problem = "null is taken as not stated; write a value, or leave the key out"
-	d.warnings = append(d.warnings, d.about(m, problem))
+	d.warn(m, "null is taken as not stated; write a value, or leave the key out")
 	key.Value = config.Value{}
 	return m
+}
+
+func (d *document) warn(m config.Member, problem string) {
+	d.warnings = append(d.warnings, d.about(m, problem))
 }
 
 // withGuardOff returns a member with the word off as the value of guard, of which YAML makes false.
