@@ -250,28 +250,36 @@ func (f listField[T]) read(d *Document, key string, value json.RawMessage) {
 	}
 	kept := make([]T, 0, len(items))
 	indexes := make([]int, 0, len(items))
-	seen := make(map[T]bool, len(items))
+	isKept := make(map[T]bool, len(items))
 	for i, item := range items {
 		if len(d.Mistakes) >= maxMistakes {
 			break
 		}
-		s, isString := stringValue(item)
-		if !isString {
-			d.wrongKind(key, i, item, stringLike(f.example))
+		v, isValid := f.readItem(d, key, i, item)
+		if !isValid || isKept[v] {
 			continue
 		}
-		v, err := f.parse(s)
-		if err != nil {
-			d.Fail(key, i, s, err.Error())
-			continue
-		}
-		if !seen[v] {
-			seen[v] = true
-			kept = append(kept, v)
-			indexes = append(indexes, i)
-		}
+		isKept[v] = true
+		kept = append(kept, v)
+		indexes = append(indexes, i)
 	}
-	*f.to, d.Indexes[key] = kept, indexes
+	*f.to = kept
+	d.Indexes[key] = indexes
+}
+
+// readItem returns the value of an item, or records its mistake.
+func (f listField[T]) readItem(d *Document, key string, i int, item json.RawMessage) (v T, isValid bool) {
+	s, isString := stringValue(item)
+	if !isString {
+		d.wrongKind(key, i, item, stringLike(f.example))
+		return v, false
+	}
+	v, err := f.parse(s)
+	if err != nil {
+		d.Fail(key, i, s, err.Error())
+		return v, false
+	}
+	return v, true
 }
 
 // count reads a whole number.
@@ -288,7 +296,8 @@ func (f countField) want() string {
 
 func (f countField) read(d *Document, key string, value json.RawMessage) {
 	n, err := strconv.Atoi(string(value))
-	if err != nil || n < f.least || n > f.most {
+	isInRange := f.least <= n && n <= f.most
+	if err != nil || !isInRange {
 		d.Fail(key, -1, string(value), "is not "+f.want()+"; write one")
 		return
 	}
@@ -307,33 +316,46 @@ func Interval(to *time.Duration) Value { return Value{field: intervalField{to}} 
 
 type intervalField struct{ to *time.Duration }
 
-func (f intervalField) asText() Value { return text(f.to, "60s", parseInterval) }
-
-func (f intervalField) want() string { return f.asText().field.want() }
+func (f intervalField) want() string { return stringLike("60s") }
 
 func (f intervalField) read(d *Document, key string, value json.RawMessage) {
-	if KindOf(value) == Number {
-		value = json.RawMessage(policy.Quote(string(value)))
+	var s string
+	switch KindOf(value) {
+	case Number:
+		s = string(value)
+	case String:
+		s, _ = stringValue(value)
+	default:
+		d.wrongKind(key, -1, value, f.want())
+		return
 	}
-	f.asText().Read(d, key, value)
+	interval, err := parseInterval(s)
+	if err != nil {
+		d.Fail(key, -1, s, err.Error())
+		return
+	}
+	*f.to = interval
 }
 
+// text writes 2m and 1h0m for what time.Duration writes as 2m0s and 1h0m0s.
 func (f intervalField) text() string { return strings.Replace(f.to.String(), "m0s", "m", 1) }
 
 func parseInterval(s string) (time.Duration, error) {
 	const least = time.Second
-	number := s
-	if _, err := strconv.Atoi(s); err == nil {
-		number += "s"
+	withUnit := s
+	_, err := strconv.Atoi(s)
+	isSeconds := err == nil
+	if isSeconds {
+		withUnit = s + "s"
 	}
-	d, err := time.ParseDuration(number)
-	switch {
-	case err != nil:
+	interval, err := time.ParseDuration(withUnit)
+	if err != nil {
 		return 0, errors.New("is not an interval; write seconds, such as 60, or a number with its unit: 60s, 2m")
-	case d < least:
+	}
+	if interval < least {
 		return 0, fmt.Errorf("is shorter than an interval can be; write %s or more", least)
 	}
-	return d, nil
+	return interval, nil
 }
 
 // directory reads an absolute path. Repeated slashes and one at the end mean nothing.
@@ -343,17 +365,21 @@ func directory(to *string, example string) Value { return text(to, example, path
 func dataDirectory(to *string) Value { return text(to, DefaultDataDir, parseDataDirectory) }
 
 func parseDataDirectory(s string) (string, error) {
-	const most = 200
-	const marks, letters = "/._-+@", "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-	clean, err := pathLike(DefaultDataDir)(s)
+	const (
+		most    = 200
+		letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+		digits  = "0123456789"
+		marks   = "/._-+@"
+	)
+	clean, err := parsePath(s, DefaultDataDir)
 	if err != nil {
 		return "", err
 	}
-	special := strings.TrimLeft(clean, marks+letters)
-	if special != "" {
-		r, _ := utf8.DecodeRuneInString(special)
+	fromFirstOther := strings.TrimLeft(clean, letters+digits+marks)
+	if fromFirstOther != "" {
+		other, _ := utf8.DecodeRuneInString(fromFirstOther)
 		return "", fmt.Errorf("holds %q; write a path of letters, digits and %s, such as %s",
-			string(r), marks, DefaultDataDir)
+			string(other), marks, DefaultDataDir)
 	}
 	if len(clean) > most {
 		return "", fmt.Errorf("has %d bytes; write a path of at most %d", len(clean), most)
@@ -361,17 +387,19 @@ func parseDataDirectory(s string) (string, error) {
 	return clean, nil
 }
 
-// pathLike parses the path of a directory. Messages give the example.
+// pathLike returns the function that parses the path of a directory. Messages give the example.
 func pathLike(example string) func(string) (string, error) {
-	return func(s string) (string, error) {
-		switch {
-		case s == "":
-			return "", fmt.Errorf("is empty; write an absolute path such as %s, or leave the key out", example)
-		case !filepath.IsAbs(s):
-			return "", fmt.Errorf("is relative; write an absolute path such as %s", example)
-		}
-		return filepath.Clean(s), nil
+	return func(s string) (string, error) { return parsePath(s, example) }
+}
+
+func parsePath(s, example string) (string, error) {
+	if s == "" {
+		return "", fmt.Errorf("is empty; write an absolute path such as %s, or leave the key out", example)
 	}
+	if !filepath.IsAbs(s) {
+		return "", fmt.Errorf("is relative; write an absolute path such as %s", example)
+	}
+	return filepath.Clean(s), nil
 }
 
 func networkName(to *string) Value { return text(to, "podnet", parseNetworkName) }
@@ -394,6 +422,7 @@ func parseNetworkName(s string) (string, error) {
 	return s, nil
 }
 
+// orEmpty returns the function that accepts "" and what parse accepts.
 func orEmpty(parse func(string) (string, error)) func(string) (string, error) {
 	return func(s string) (string, error) {
 		if s == "" {
