@@ -115,6 +115,16 @@ func (v *Verdict) add(o Outcome) {
 	v.Outcomes = append(v.Outcomes, o)
 }
 
+// mayTranslate reports whether a rule or an owned chain may have translated the packet.
+func (v *Verdict) mayTranslate() bool {
+	for _, o := range v.Outcomes {
+		if o.Fate != Untouched {
+			return true
+		}
+	}
+	return false
+}
+
 // addRule appends a rule unless the list has it.
 func addRule(rules []*Rule, r *Rule) []*Rule {
 	if slices.Contains(rules, r) {
@@ -144,20 +154,22 @@ func (v Verdict) Against(against func(Outcome) Answer) (rules []*Rule, a Answer)
 	for _, o := range v.Outcomes {
 		is := against(o)
 		certain = certain && is == Yes
-		switch {
-		case is == No:
-		case o.Fate == Untouched:
+		if is == No {
+			continue
+		}
+		if o.Fate == Untouched {
 			for _, bypass := range v.Bypasses {
 				rules = addRule(rules, bypass)
 			}
-		case o.Rule != nil:
+		}
+		if o.Rule != nil {
 			rules = addRule(rules, o.Rule)
 		}
 	}
-	switch {
-	case len(rules) == 0:
+	if len(rules) == 0 {
 		return nil, No
-	case certain:
+	}
+	if certain {
 		return rules, Yes
 	}
 	return rules, Perhaps

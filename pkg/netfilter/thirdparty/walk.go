@@ -65,14 +65,12 @@ func (r *Ruleset) Judge(p Packet, binds func(Place) Answer) Verdict {
 	return w.verdict
 }
 
-// behindNAT follows packets through the chains that see them after they were translated, with a source and a
-// mark that are not known then.
+// behindNAT follows packets through the chains that see them after they were translated. Their mark is not
+// known then, nor is their source if a rule may have changed it.
 func (w *walk) behindNAT(groups [][]*baseChain) {
-	for _, o := range w.verdict.Outcomes {
-		if o.Fate != Untouched {
-			anySource, destination := addressBits(w.family, netip.Prefix{}), addressBits(w.family, w.packet.Dst)
-			w.addresses = anySource.followedBy(destination)
-		}
+	if w.verdict.mayTranslate() {
+		anySource, destination := addressBits(w.family, netip.Prefix{}), addressBits(w.family, w.packet.Dst)
+		w.addresses = anySource.followedBy(destination)
 	}
 	for _, group := range groups {
 		if group[0].mayBeBehindNAT() {
@@ -94,32 +92,38 @@ func groupsOf(hooks []*baseChain) (groups [][]*baseChain) {
 	return groups
 }
 
-// group follows the packet through base chains of one priority. The kernel does not tell in which order those
-// of several tables are called, so each is treated as the first. What one does to the mark or the addresses,
-// another may see.
+// group follows the packet through base chains of one priority.
 func (w *walk) group(bases []*baseChain, at way) (behind way) {
-	if inOneTable(bases) {
-		for _, b := range bases {
-			at = w.baseChain(b, at)
-			if !at.isOpen {
-				break
-			}
-		}
-		return at
+	if !inOneTable(bases) {
+		return w.inAnyOrder(bases, at)
 	}
+	for _, b := range bases {
+		at = w.baseChain(b, at)
+		if !at.isOpen {
+			break
+		}
+	}
+	return at
+}
+
+// inAnyOrder follows the packet through base chains of several tables. The kernel does not tell in which order
+// it calls them, so each is treated as the first. What one does to the mark or the addresses, another may see:
+// all are followed again until nothing more is written.
+func (w *walk) inAnyOrder(bases []*baseChain, at way) (behind way) {
 	for {
-		seen, open, wasWritten := at.mark, true, w.isWritten
+		wasWritten := w.isWritten
+		behind = at
 		for _, b := range bases {
 			next := w.baseChain(b, at)
-			open = open && next.isOpen
+			behind.isOpen = behind.isOpen && next.isOpen
 			if next.isOpen {
-				seen = seen.join(next.mark)
+				behind.mark = behind.mark.join(next.mark)
 			}
 		}
-		if seen == at.mark && w.isWritten == wasWritten {
-			return way{open, seen}
+		if behind.mark == at.mark && w.isWritten == wasWritten {
+			return behind
 		}
-		at.mark = seen
+		at.mark = behind.mark
 	}
 }
 
@@ -169,30 +173,45 @@ func (w *walk) chain(name string, at mark) (back way) {
 	}
 	w.visits[name]++
 	w.behind[here] = way{} // the kernel has no loops
+	back = w.rules(c.rules, at)
+	w.behind[here] = back
+	return back
+}
+
+// rules follows the packet through the rules of a chain, and returns where it comes back to the chain that
+// jumped.
+func (w *walk) rules(rules []*Rule, at mark) (back way) {
 	next := way{true, at}
-	for _, r := range c.rules {
-		wasWritten := w.isWritten
-		does := w.run(r, next.mark)
+	for _, r := range rules {
+		does := w.meet(r, next.mark)
 		next = does.past
-		if w.isWritten && !wasWritten { // other rules match in a chain that is met again
-			w.behind = map[visit]way{}
-		}
-		if does.untracks {
-			w.verdict.Untrackers = addRule(w.verdict.Untrackers, r)
-		}
-		if does.rewrites {
-			w.verdict.add(Outcome{Fate: Translated, Rule: r})
-		}
 		for _, e := range does.ends {
-			w.follow(r, e, does.at.mark, &next, &back)
+			onward, returned := w.follow(r, e, does.at.mark)
+			next.join(onward)
+			back.join(returned)
 		}
 		if !next.isOpen {
-			break
+			return back
 		}
 	}
 	back.join(next)
-	w.behind[here] = back
 	return back
+}
+
+// meet runs a rule, and notes what it does to the packet without an end.
+func (w *walk) meet(r *Rule, at mark) passage {
+	wasWritten := w.isWritten
+	does := w.run(r, at)
+	if w.isWritten && !wasWritten { // other rules match in a chain that is met again
+		w.behind = map[visit]way{}
+	}
+	if does.untracks {
+		w.verdict.Untrackers = addRule(w.verdict.Untrackers, r)
+	}
+	if does.rewrites {
+		w.verdict.add(Outcome{Fate: Translated, Rule: r})
+	}
+	return does
 }
 
 // askOwned asks whether an owned chain decides.
@@ -205,10 +224,9 @@ func (w *walk) askOwned(at Place, m mark) (back way) {
 	return way{decides != Yes, m}
 }
 
-// follow takes an end of a rule: to the rule behind it, or back to the chain that jumped.
-func (w *walk) follow(r *Rule, e effect, at mark, next, back *way) {
+// follow takes an end of a rule: to the next rule of the chain, back to the chain that jumped, or to neither.
+func (w *walk) follow(r *Rule, e effect, at mark) (next, back way) {
 	here := way{true, at}
-	isBase := r.Chain == w.base.name
 	switch e.code {
 	case nfnetlink.DoMasq:
 		w.verdict.add(Outcome{Fate: Masqueraded, Rule: r})
@@ -222,23 +240,21 @@ func (w *walk) follow(r *Rule, e effect, at mark, next, back *way) {
 		} else {
 			w.accepted.join(here)
 		}
-	case nfnetlink.DoJump:
-		next.join(w.chain(e.chain, here.mark))
-	case nfnetlink.DoGoto:
-		returned := w.chain(e.chain, here.mark)
-		back.join(returned)
-		if isBase && returned.isOpen {
-			w.bypass(r)
-		}
-	case nfnetlink.DoReturn:
-		back.join(here)
-		if isBase {
-			w.bypass(r)
-		}
 	case nfnetlink.DoAccept:
 		w.accepted.join(here)
 		w.bypass(r)
+	case nfnetlink.DoJump:
+		next = w.chain(e.chain, at)
+	case nfnetlink.DoGoto:
+		back = w.chain(e.chain, at)
+	case nfnetlink.DoReturn:
+		back = here
 	}
+	leavesBase := back.isOpen && r.Chain == w.base.name
+	if leavesBase {
+		w.bypass(r)
+	}
+	return next, back
 }
 
 // bypass notes that a packet may leave the base chain by the rule.
