@@ -150,7 +150,7 @@ func (m *machine) expression(r *Rule, e nfnetlink.Expr) {
 	case nfnetlink.Target:
 		m.target(e)
 	case nfnetlink.Verdict:
-		m.verdict(e)
+		m.ended = m.verdict(e)
 	case nfnetlink.Masq:
 		m.end(effect{code: nfnetlink.DoMasq})
 	case nfnetlink.NAT:
@@ -345,17 +345,18 @@ func (m *machine) byteorder(e nfnetlink.Byteorder) {
 	m.load(e.Dreg, out, from&(fromSource|fromDestination))
 }
 
-// verdict ends the rule with a verdict, unless that is to continue with the next expression.
-func (m *machine) verdict(v nfnetlink.Verdict) {
-	if v.Code == nfnetlink.Continue {
-		return
+// verdict notes the end that a verdict is, and reports whether it is one for certain.
+func (m *machine) verdict(v nfnetlink.Verdict) bool {
+	if v.Code == nfnetlink.Continue { // with the next expression
+		return false
 	}
 	e, isKnown := effectOf(v)
 	if !isKnown {
 		m.mayDoAnything()
-		return
+		return false
 	}
-	m.end(e)
+	m.mayEnd(e)
+	return true
 }
 
 // effectOf returns the effect of a verdict that is not to continue, if it is a known one.

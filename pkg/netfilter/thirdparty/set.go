@@ -5,6 +5,7 @@ package thirdparty
 import (
 	"bytes"
 	"slices"
+	"sort"
 
 	"golang.org/x/sys/unix"
 
@@ -28,8 +29,7 @@ type keyRange struct {
 	element     *nfnetlink.Element
 }
 
-// newSet sorts the elements of a set. The kernel reads elements that do not pair up likewise: a range lasts
-// up to the next key, whether that ends it or begins another.
+// newSet sorts the elements of a set.
 func newSet(c nfnetlink.Contents) *set {
 	s := &set{Contents: c}
 	var keys []*nfnetlink.Element
@@ -46,33 +46,40 @@ func newSet(c nfnetlink.Contents) *set {
 			keys = append(keys, e)
 		}
 	}
-	slices.SortFunc(keys, func(a, b *nfnetlink.Element) int {
-		if order := bytes.Compare(a.Key, b.Key); order != 0 {
-			return order
-		}
-		return ranked(a) - ranked(b)
-	})
+	slices.SortFunc(keys, compareElements)
 	hasIntervals := s.Flags&unix.NFT_SET_INTERVAL != 0 && s.Fields == nil
 	for i, e := range keys {
-		switch {
-		case e.End:
-		case !hasIntervals:
-			s.ranges = append(s.ranges, keyRange{e.Key, e.Key, e})
-		case i+1 < len(keys):
-			s.ranges = append(s.ranges, keyRange{e.Key, before(keys[i+1].Key), e})
-		default:
-			s.ranges = append(s.ranges, keyRange{e.Key, bytes.Repeat([]byte{0xff}, len(e.Key)), e})
+		if e.End { // of the range before it
+			continue
 		}
+		last := e.Key
+		if hasIntervals {
+			last = lastKey(e, keys[i+1:])
+		}
+		s.ranges = append(s.ranges, keyRange{e.Key, last, e})
 	}
 	return s
 }
 
-// ranked orders elements of one key: an end before a beginning.
-func ranked(e *nfnetlink.Element) int {
-	if e.End {
-		return 0
+// compareElements orders elements by their keys. Of one key, the end of a range comes before a beginning.
+func compareElements(a, b *nfnetlink.Element) int {
+	order := bytes.Compare(a.Key, b.Key)
+	if order != 0 || a.End == b.End {
+		return order
+	}
+	if a.End {
+		return -1
 	}
 	return 1
+}
+
+// lastKey returns the last key of the range that an element begins. As in the kernel it lasts up to the next
+// key, whether that ends it or begins another range.
+func lastKey(e *nfnetlink.Element, behind []*nfnetlink.Element) []byte {
+	if len(behind) == 0 {
+		return bytes.Repeat([]byte{0xff}, len(e.Key))
+	}
+	return before(behind[0].Key)
 }
 
 // before returns the key before another one.
@@ -99,52 +106,53 @@ func (s *set) has(key bits) Answer {
 	if !s.canFind(key) {
 		return Perhaps
 	}
-	has := No
-	for _, r := range s.candidates(key) {
-		has = answerOf(r.element, r.has(key))
-		if has != No { // ranges are disjoint, so no other one is for all values that the key can have
-			break
-		}
-	}
-	for _, e := range s.fields {
-		has = max(has, answerOf(e, key.withinFields(s.Fields, e)))
-	}
+	has := s.states(key)
 	if s.catchAll != nil {
 		has = max(has, answerOf(s.catchAll, Yes))
 	}
 	return has
 }
 
-// find returns the elements that may have a key, and whether one of them has it.
-func (s *set) find(key bits) (found []*nfnetlink.Element, has Answer) {
-	if !s.canFind(key) {
-		return nil, Perhaps
+// states reports whether an element has a key, other than the one that has all keys.
+func (s *set) states(key bits) Answer {
+	has := s.isInRange(key)
+	for _, e := range s.fields {
+		has = max(has, answerOf(e, key.withinFields(s.Fields, e)))
 	}
-	var l lookup
+	return has
+}
+
+// isInRange reports whether a range has a key. Ranges are disjoint: if one has some of the values that the
+// key can have, no other one has all of them.
+func (s *set) isInRange(key bits) Answer {
 	for _, r := range s.candidates(key) {
-		l.note(r.element, r.has(key))
+		has := r.has(key)
+		if has != No {
+			return answerOf(r.element, has)
+		}
+	}
+	return No
+}
+
+// find returns the elements that may have a key, nil if that is not known.
+func (s *set) find(key bits) (found []*nfnetlink.Element) {
+	if !s.canFind(key) {
+		return nil
+	}
+	for _, r := range s.candidates(key) {
+		if r.has(key) != No {
+			found = append(found, r.element)
+		}
 	}
 	for _, e := range s.fields {
-		l.note(e, key.withinFields(s.Fields, e))
+		if key.withinFields(s.Fields, e) != No {
+			found = append(found, e)
+		}
 	}
-	if l.has != Yes && s.catchAll != nil {
-		l.note(s.catchAll, Yes)
+	if s.catchAll != nil && s.states(key) != Yes {
+		found = append(found, s.catchAll)
 	}
-	return l.found, l.has
-}
-
-// lookup is what was found for a key.
-type lookup struct {
-	found []*nfnetlink.Element
-	has   Answer
-}
-
-// note adds an element unless it does not have the key.
-func (l *lookup) note(e *nfnetlink.Element, has Answer) {
-	if has != No {
-		l.found = append(l.found, e)
-		l.has = max(l.has, answerOf(e, has))
-	}
+	return found
 }
 
 // answerOf returns whether an element with the key lets the packet meet the rule: one with a condition may
@@ -165,16 +173,13 @@ func (r keyRange) has(key bits) Answer {
 
 // candidates returns the ranges that can have the key: those from its lowest value to its highest one.
 func (s *set) candidates(key bits) []keyRange {
-	endsBefore := func(r keyRange, value []byte) int { return bytes.Compare(r.last, value) }
-	first, _ := slices.BinarySearchFunc(s.ranges, key.value, endsBefore)
-	highest := key.highest()
-	beginsBehind := func(r keyRange, value []byte) int {
-		if bytes.Compare(r.first, value) > 0 {
-			return 1
-		}
-		return -1
-	}
-	end, _ := slices.BinarySearchFunc(s.ranges, highest, beginsBehind)
+	lowest, highest := key.value, key.highest()
+	first := sort.Search(len(s.ranges), func(i int) bool {
+		return bytes.Compare(s.ranges[i].last, lowest) >= 0
+	})
+	end := sort.Search(len(s.ranges), func(i int) bool {
+		return bytes.Compare(s.ranges[i].first, highest) > 0
+	})
 	return s.ranges[first:max(first, end)]
 }
 
@@ -204,12 +209,12 @@ func (m *machine) lookup(r *Rule, e nfnetlink.Lookup) {
 func (m *machine) mapLookup(r *Rule, e nfnetlink.MapLookup) {
 	s := r.set(e.Set)
 	key, from := m.register(e.Sreg, int(s.KeyLen))
-	found, has := s.find(key)
+	found := s.find(key)
 	m.steps += len(s.fields) + len(found)
-	m.condition(has, false, from)
+	m.condition(s.has(key), false, from)
 	isVerdict := e.Dreg == nfnetlink.VerdictRegister
 	switch {
-	case isVerdict && len(found) == 0 && has == Perhaps: // it cannot be read
+	case isVerdict && !s.canFind(key):
 		m.mayDoAnything()
 	case isVerdict:
 		m.verdicts(found)
@@ -233,30 +238,23 @@ func (m *machine) loadCommon(to nfnetlink.Register, elements []*nfnetlink.Elemen
 	m.load(to, bits{value, allKnown(len(value))}, 0)
 }
 
-// verdicts ends the rule with the verdict of one of the elements, each verdict once. Unless all of them end
-// it, it may continue with the next expression.
+// verdicts ends the rule with the verdict of one of the elements. Unless all of them end it, it may continue
+// with the next expression.
 func (m *machine) verdicts(elements []*nfnetlink.Element) {
-	seen := map[effect]bool{}
+	seen := map[nfnetlink.Verdict]bool{}
 	allEnd := true
-	for _, element := range elements {
-		v := element.Verdict
-		if v != nil && v.Code == nfnetlink.Continue {
+	for _, e := range elements {
+		if e.Verdict == nil { // it was not decoded
+			m.mayDoAnything()
 			allEnd = false
 			continue
 		}
-		var e effect
-		isKnown := false
-		if v != nil {
-			e, isKnown = effectOf(*v)
+		if seen[*e.Verdict] {
+			continue
 		}
-		switch {
-		case !isKnown:
-			m.mayDoAnything()
-			allEnd = false
-		case !seen[e]:
-			seen[e] = true
-			m.mayEnd(e)
-		}
+		seen[*e.Verdict] = true
+		ends := m.verdict(*e.Verdict)
+		allEnd = allEnd && ends
 	}
 	m.ended = allEnd
 }
