@@ -13,9 +13,10 @@ import (
 // bits is a value of which only the bits of a mask are known. Unknown bits are 0 in the value.
 type bits struct{ value, known []byte }
 
-func (b bits) isKnown() bool {
-	return !slices.ContainsFunc(b.known, func(m byte) bool { return m != 0xff })
-}
+func (b bits) isKnown() bool { return areAll(b.known, 0xff) }
+
+// areAll reports whether all bytes are the same one.
+func areAll(data []byte, b byte) bool { return bytes.Count(data, []byte{b}) == len(data) }
 
 // followedBy returns both values as one.
 func (b bits) followedBy(other bits) bits {
@@ -24,14 +25,12 @@ func (b bits) followedBy(other bits) bits {
 
 // equals compares with a value of the same length.
 func (b bits) equals(other []byte) Answer {
-	known := true
 	for i := range other {
 		if (b.value[i]^other[i])&b.known[i] != 0 {
 			return No
 		}
-		known = known && b.known[i] == 0xff
 	}
-	if known {
+	if b.isKnown() {
 		return Yes
 	}
 	return Perhaps

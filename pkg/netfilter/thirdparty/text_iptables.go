@@ -236,7 +236,7 @@ func (p *iptablesPrinter) target(e nfnetlink.Target) {
 			p.add("--to-ports", fmt.Sprintf("%d-%d", to.PortMin, to.PortMax))
 		}
 		p.natFlags(to.Flags)
-	case slices.ContainsFunc(e.Info, func(b byte) bool { return b != 0 }):
+	case !areAll(e.Info, 0):
 		p.add(unprinted)
 	}
 }

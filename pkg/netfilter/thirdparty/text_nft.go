@@ -258,14 +258,16 @@ func fibName(e nfnetlink.FIB) string {
 // compare writes a comparison, unless it is a condition that a later one may imply.
 func (p *nftPrinter) compare(e nfnetlink.Cmp) {
 	held := p.held[slot(e.Sreg)]
-	isProtocol := held.name == "meta nfproto" || held.name == "meta l4proto"
-	if e.Op == nfnetlink.Equal && isProtocol && len(e.Data) == 1 {
+	if e.Op == nfnetlink.Equal && held.isProtocol() && len(e.Data) == 1 {
 		p.flush()
 		p.implied, p.value = held, e.Data
 		return
 	}
-	operators := []string{"==", "!=", "<", "<=", ">", ">="} // in the order of NFT_CMP_*
-	operator := operators[min(int(e.Op), len(operators)-1)]
+	isZero := len(e.Data) == 4 && areAll(e.Data, 0)
+	if e.Op == nfnetlink.NotEqual && held.isStates() && isZero { // ct state & new != 0
+		p.add(held.name, statesText(held.number(held.mask)))
+		return
+	}
 	left, right := held.text(), held.valueText(e.Data)
 	if held.isAddress() {
 		prefix, isPrefix := prefixText(e.Data, held.mask, addressSize(p.family))
@@ -273,18 +275,38 @@ func (p *nftPrinter) compare(e nfnetlink.Cmp) {
 			left, right = held.name, prefix
 		}
 	}
-	hasStates := held.name == "ct state" && len(held.mask) == 4 && operator == "!=" && right == "0x00000000"
-	last := len(p.words) - 1
 	switch {
-	case hasStates:
-		p.add("ct state", statesText(held.number(held.mask)))
-	case operator == "==" && left == held.name:
+	case e.Op == nfnetlink.Equal && left == held.name:
 		p.add(left, right)
-	case operator == "<=" && last >= 2 && p.words[last-1] == ">=" && p.words[last-2] == left: // a range
-		p.words = append(p.words[:last-1], p.words[last]+"-"+right)
+	case e.Op == nfnetlink.LessOrEqual && p.beginsRange(left):
+		p.endRange(right)
 	default:
-		p.add(left, operator, right)
+		p.add(left, operatorText(e.Op), right)
 	}
+}
+
+// isProtocol reports whether the operand is a protocol that the fields of its header imply.
+func (o operand) isProtocol() bool { return o.name == "meta nfproto" || o.name == "meta l4proto" }
+
+// isStates reports whether the operand is those of some states of connections that a packet has.
+func (o operand) isStates() bool { return o.name == "ct state" && len(o.mask) == 4 }
+
+func operatorText(op nfnetlink.CmpOp) string {
+	operators := []string{"==", "!=", "<", "<=", ">", ">="} // in the order of NFT_CMP_*
+	return operators[min(int(op), len(operators)-1)]
+}
+
+// beginsRange reports whether the last words are the beginning of a range: tcp dport >= 80.
+func (p *nftPrinter) beginsRange(left string) bool {
+	count := len(p.words)
+	return count >= 3 && p.words[count-3] == left && p.words[count-2] == ">="
+}
+
+// endRange makes a range of such words: tcp dport 80-90.
+func (p *nftPrinter) endRange(right string) {
+	count := len(p.words)
+	first := p.words[count-1]
+	p.words = append(p.words[:count-2], first+"-"+right)
 }
 
 func statesText(bits uint32) string {
@@ -467,12 +489,10 @@ func (o operand) text() string {
 	case text == "":
 		return unprinted
 	}
-	isMasked := slices.ContainsFunc(o.mask, func(b byte) bool { return b != 0xff })
-	if isMasked {
+	if !areAll(o.mask, 0xff) {
 		text += " & " + o.valueText(o.mask)
 	}
-	isChanged := slices.ContainsFunc(o.xor, func(b byte) bool { return b != 0 })
-	if isChanged {
+	if !areAll(o.xor, 0) {
 		text += " ^ " + o.valueText(o.xor)
 	}
 	return text
