@@ -5,6 +5,7 @@ package diagnose
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -86,39 +87,43 @@ func CountThirdParty(h Host) (int, error) {
 // findViolations asks about the packets that exist: from each network's pods to each exempt prefix, through
 // the interfaces that the routes of the prefix use.
 func (e *examination) findViolations() error {
-	var failed error
 	steps := maxSteps
-	owned := Owned(e.Rules, e.State.Record, e.DataDir)
+	var failed error
 	for _, f := range policy.Families() {
-		var routes *routingTable
-		var rules *thirdparty.Ruleset
-		for _, p := range e.Rules.Policies() {
-			if !slices.Contains(p.Families(), f) {
-				continue
-			}
-			if rules == nil {
-				var err error
-				rules, err = thirdparty.ReadPostrouting(f, owned)
-				if err != nil {
-					failed = errors.Join(failed, fmt.Errorf("read third-party NAT rules of %s: %w", f, err))
-				}
-			}
-			if !mayTranslate(rules, f) {
-				continue
-			}
-			if routes == nil {
-				routes = e.readRoutes(f)
-			}
-			s := survey{
-				rules: rules, routes: routes, family: f, policy: p,
-				pods: podsOf(f, e.pods), interfaces: routes.interfacesOf(p),
-				guard:   e.Rules.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f}),
-				indexOf: map[*thirdparty.Rule]int{}, parts: map[part]*thirdparty.Ruleset{}, steps: &steps,
-			}
-			e.violations = append(e.violations, s.findAll()...)
-		}
+		failed = errors.Join(failed, e.findViolationsOf(f, &steps))
 	}
 	return failed
+}
+
+// findViolationsOf asks about those of a family. Steps is how many are left for all families.
+func (e *examination) findViolationsOf(f policy.Family, steps *int) error {
+	var policies []policy.Policy
+	for _, p := range e.Rules.Policies() {
+		if slices.Contains(p.Families(), f) {
+			policies = append(policies, p)
+		}
+	}
+	if len(policies) == 0 {
+		return nil
+	}
+	rules, err := thirdparty.ReadPostrouting(f, Owned(e.Rules, e.State.Record, e.DataDir))
+	if err != nil {
+		err = fmt.Errorf("read third-party NAT rules of %s: %w", f, err)
+	}
+	if !mayTranslate(rules, f) {
+		return err
+	}
+	routes := e.readRoutes(f)
+	for _, p := range policies {
+		s := survey{
+			rules: rules, routes: routes, family: f, policy: p,
+			pods: podsOf(f, e.pods), interfaces: routes.interfacesOf(p),
+			guard:   e.Rules.Guard.Of(policy.ChainFamily{Chain: p.Chain, Family: f}),
+			indexOf: map[*thirdparty.Rule]int{}, parts: map[part]*thirdparty.Ruleset{}, steps: steps,
+		}
+		e.violations = append(e.violations, s.findAll()...)
+	}
+	return err
 }
 
 // mayTranslate reports whether the rules translate anything. Mostly they do not, and nothing more is asked.
@@ -188,15 +193,13 @@ func (s *survey) findAll() []violation {
 			s.about(d.Prefix.String(), scope, partOf(exempt, d.Prefix))
 		}
 	}
-	all := policy.RangesOf(s.family.All())
-	for _, e := range s.policy.ExemptSources {
-		if policy.FamilyOf(e.Prefix.Addr()) == s.family {
-			s.about("all from "+e.Prefix.String(), policy.RangesOf(e.Prefix).Intersect(scope), all)
-		}
+	exemptSources := s.policy.ExemptSources
+	if !s.bindsPods() {
+		exemptSources = slices.Concat(exemptSources, s.policy.ExemptPods)
 	}
-	for _, e := range s.policy.ExemptPods {
-		isBound := s.guard != nil && s.guard.Bound != nil
-		if policy.FamilyOf(e.Prefix.Addr()) == s.family && !isBound {
+	all := policy.RangesOf(s.family.All())
+	for _, e := range exemptSources {
+		if policy.FamilyOf(e.Prefix.Addr()) == s.family {
 			s.about("all from "+e.Prefix.String(), policy.RangesOf(e.Prefix).Intersect(scope), all)
 		}
 	}
@@ -215,16 +218,40 @@ func (s *survey) noteAll() {
 	}
 }
 
+// bindsPods reports whether enforceExempt keeps third-party rules from translating what the policy exempts. It
+// does so for pods alone.
+func (s *survey) bindsPods() bool { return s.guard != nil && s.guard.Bound != nil }
+
 // about asks about packets from some sources to some destinations: those of pods through the interfaces of
 // routes, then through other interfaces, then those of other sources.
 func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
+	used, others := s.hops(sources, destinations)
 	search := &thirdparty.Search{Ask: s.againstRemoteExempt, Steps: s.steps}
 	search.By = thirdparty.Source | thirdparty.Destination
-	pods, unclear := sources.Intersect(s.pods), "it depends on what is not known of packets"
+	pods := sources.Intersect(s.pods)
+	doubt := "it depends on what is not known of packets"
 	if len(s.pods) == 0 {
-		pods, search.By, unclear = sources, thirdparty.Destination, "no pod network is known"
+		search.By = thirdparty.Destination
+		pods = sources
+		doubt = "no pod network is known"
 	}
-	var used, others []hop
+	s.ask(search, pods, used)
+	for _, r := range search.Rules {
+		if search.IsCertain(r) {
+			s.note(r, exempt, "")
+		} else {
+			s.note(r, exempt, doubt)
+		}
+	}
+	search.By, search.AnyAnswer = thirdparty.Destination, true
+	s.askMore(search, pods, others, exempt, "only packets through other interfaces can meet it")
+	if !s.bindsPods() {
+		s.askMore(search, sources, others, exempt, "its sources are not in a known pod network")
+	}
+}
+
+// hops returns the hops to destinations that routes use, and those through each interface in scope.
+func (s *survey) hops(sources, destinations policy.Ranges) (used, others []hop) {
 	for _, to := range prefixesOf(destinations) {
 		if !s.mayBeTranslated(sources, to) {
 			continue
@@ -238,26 +265,14 @@ func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
 			others = append(others, hop{to, out})
 		}
 	}
-	s.ask(search, pods, used)
-	for _, r := range search.Rules {
-		doubt := ""
-		if !search.IsCertain(r) {
-			doubt = unclear
-		}
-		s.note(r, exempt, doubt)
-	}
-	search.By, search.AnyAnswer = thirdparty.Destination, true
-	s.askMore(search, pods, others, exempt, "only packets through other interfaces can meet it")
-	if s.guard == nil || s.guard.Bound == nil { // which is about pods alone
-		s.askMore(search, sources, others, exempt, "its sources are not in a known pod network")
-	}
+	return used, others
 }
 
 // mayBeTranslated reports whether a rule may translate packets to a prefix, through any interface. Mostly
 // none does.
 func (s *survey) mayBeTranslated(sources policy.Ranges, to netip.Prefix) bool {
 	search := &thirdparty.Search{Ask: s.againstRemoteExempt, Binds: notBound, Steps: s.steps}
-	s.askFrom(search, sources, thirdparty.Packet{Dst: to})
+	s.askFrom(search, sources, policy.RangesOf(to), thirdparty.Packet{})
 	return len(search.Rules) > 0
 }
 
@@ -327,35 +342,33 @@ func (s *survey) ask(search *thirdparty.Search, sources policy.Ranges, to []hop)
 		if *s.steps <= 0 {
 			return
 		}
-		p := thirdparty.Packet{
-			Dst: h.dst, SrcLocal: thirdparty.No, Out: h.out, OutIndex: s.routes.index[h.out],
-		}
+		destinations := policy.RangesOf(h.dst)
+		p := thirdparty.Packet{SrcLocal: thirdparty.No, Out: h.out, OutIndex: s.routes.index[h.out]}
 		search.Binds = notBound
-		if s.guard == nil || s.guard.Bound == nil {
-			s.askFrom(search, sources, p)
+		if !s.bindsPods() {
+			s.askFrom(search, sources, destinations, p)
 			continue
 		}
-		boundSources, destinations := s.guard.Scope.Sources, policy.RangesOf(h.dst)
-		s.askFrom(search, sources.Without(boundSources), p)
-		for _, to := range prefixesOf(destinations.Without(s.guard.Bound)) {
-			p.Dst = to
-			s.askFrom(search, sources.Intersect(boundSources), p)
-		}
+		inScope := sources.Intersect(s.guard.Scope.Sources)
+		s.askFrom(search, sources.Without(s.guard.Scope.Sources), destinations, p)
+		s.askFrom(search, inScope, destinations.Without(s.guard.Bound), p)
 		search.Binds = boundByGuard
-		for _, to := range prefixesOf(destinations.Intersect(s.guard.Bound)) {
-			p.Dst = to
-			s.askFrom(search, sources.Intersect(boundSources), p)
-		}
+		s.askFrom(search, inScope, destinations.Intersect(s.guard.Bound), p)
 	}
 }
 
-func (s *survey) askFrom(search *thirdparty.Search, sources policy.Ranges, p thirdparty.Packet) {
-	for _, source := range prefixesOf(sources) {
-		if *s.steps <= 0 {
-			return
+// askFrom asks about a packet from each of the sources to each of the destinations.
+func (s *survey) askFrom(
+	search *thirdparty.Search, sources, destinations policy.Ranges, p thirdparty.Packet,
+) {
+	for _, destination := range prefixesOf(destinations) {
+		for _, source := range prefixesOf(sources) {
+			if *s.steps <= 0 {
+				return
+			}
+			p.Src, p.Dst = source, destination
+			search.About(s.rulesFor(part{p.Src, p.Dst}), p)
 		}
-		p.Src = source
-		search.About(s.rulesFor(part{p.Src, p.Dst}), p)
 	}
 }
 
@@ -439,63 +452,72 @@ func (e *examination) readRoutes(f policy.Family) *routingTable {
 	for _, r := range all {
 		dst := f.All()
 		if r.Dst != nil {
-			prefix, _ := netipx.FromStdIPNet(r.Dst)
-			dst = prefix
+			dst, _ = netipx.FromStdIPNet(r.Dst)
 		}
 		if r.Type == unix.RTN_LOCAL && dst.IsSingleIP() {
 			t.local[dst.Addr()] = true
 		}
-		if r.Type != unix.RTN_UNICAST {
-			continue
+		if r.Type == unix.RTN_UNICAST {
+			t.routes = append(t.routes, route{dst: dst, table: r.Table, outs: outsOf(r, names)})
 		}
-		entry := route{dst: dst, table: r.Table}
-		links := []int{r.LinkIndex} // 0 if the route has several next hops
-		for _, next := range r.MultiPath {
-			links = append(links, next.LinkIndex)
-		}
-		for _, link := range links {
-			name, isKnown := names[link]
-			if isKnown {
-				entry.outs = append(entry.outs, name)
-			}
-		}
-		t.routes = append(t.routes, entry)
 	}
 	return t
+}
+
+// outsOf returns the names of the interfaces of a route's next hops.
+func outsOf(r netlink.Route, names map[int]string) (outs []string) {
+	links := []int{r.LinkIndex} // 0 if the route has several next hops
+	for _, next := range r.MultiPath {
+		links = append(links, next.LinkIndex)
+	}
+	for _, link := range links {
+		name, isKnown := names[link]
+		if isKnown {
+			outs = append(outs, name)
+		}
+	}
+	return outs
 }
 
 // hops returns the interfaces that routes of a prefix use, each with the widest part of the prefix that is
 // behind it. Without a route it is any interface: "".
 func (t *routingTable) hops(to netip.Prefix) []hop {
+	widest := widestParts{}
 	covering := map[int]route{} // of each table, the longest that has all of the prefix
-	widest := map[string]netip.Prefix{}
-	note := func(dst netip.Prefix, outs []string) {
-		for _, out := range outs {
-			known, is := widest[out]
-			if !is || dst.Bits() < known.Bits() {
-				widest[out] = dst
-			}
-		}
-	}
 	for _, r := range t.routes {
-		switch {
-		case !r.dst.Overlaps(to):
-		case r.dst.Bits() > to.Bits():
-			note(r.dst, r.outs)
-		case covering[r.table].outs == nil || r.dst.Bits() > covering[r.table].dst.Bits():
+		if !r.dst.Overlaps(to) {
+			continue
+		}
+		if r.dst.Bits() > to.Bits() {
+			widest.add(r.dst, r.outs)
+			continue
+		}
+		longest := covering[r.table]
+		if longest.outs == nil || r.dst.Bits() > longest.dst.Bits() {
 			covering[r.table] = r
 		}
 	}
 	for _, r := range covering {
-		note(to, r.outs)
+		widest.add(to, r.outs)
 	}
-	var hops []hop
-	for out, dst := range widest {
-		hops = append(hops, hop{dst, out})
-	}
-	slices.SortFunc(hops, func(a, b hop) int { return strings.Compare(a.out, b.out) })
-	if len(hops) == 0 {
+	if len(widest) == 0 {
 		return []hop{{to, ""}}
 	}
+	var hops []hop
+	for _, out := range slices.Sorted(maps.Keys(widest)) {
+		hops = append(hops, hop{widest[out], out})
+	}
 	return hops
+}
+
+// widestParts is the widest part of a prefix behind each interface.
+type widestParts map[string]netip.Prefix
+
+func (w widestParts) add(dst netip.Prefix, outs []string) {
+	for _, out := range outs {
+		known, isKnown := w[out]
+		if !isKnown || dst.Bits() < known.Bits() {
+			w[out] = dst
+		}
+	}
 }
