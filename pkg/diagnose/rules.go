@@ -217,20 +217,21 @@ func includes(ports policy.Ports, port uint16) bool {
 
 // addRulesBeforeGuard adds the rules that keep packets from a guard. It asks about the packets that the guard
 // catches: of pods in its scope, to destinations that its chain masquerades.
-func addRulesBeforeGuard(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, search *guardSearch) {
+func addRulesBeforeGuard(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, q guardQuestion) {
 	multicast := policy.RangesOf(g.Family.Multicast()...) // which no guard catches
-	search.notCaught = policy.Normalize(slices.Concat(g.Exempt, multicast))
-	search.Ask, search.By, search.Steps = search.ask, thirdparty.Destination, new(maxSteps)
+	q.notCaught = policy.Normalize(slices.Concat(g.Exempt, multicast))
+	steps := maxSteps
+	search := &thirdparty.Search{Ask: q.ask, Binds: q.binds, By: thirdparty.Destination, Steps: &steps}
 	for _, source := range prefixesOf(g.Scope.Sources) {
 		for _, m := range g.Scope.InterfaceMatches() {
 			p := thirdparty.Packet{Src: source, Dst: g.Family.All()}
 			p.Out = strings.ReplaceAll(m.Out, "+", "0") // one that the pattern matches
-			if *search.Steps > 0 {
+			if steps > 0 {
 				search.About(rules, p)
 			}
 		}
 	}
-	if *search.Steps <= 0 { // what is left is asked about as a whole
+	if steps <= 0 { // what is left is asked about as a whole
 		search.About(rules, thirdparty.Packet{Src: g.Family.All(), Dst: g.Family.All()})
 	}
 	for _, r := range search.Rules {
@@ -238,20 +239,20 @@ func addRulesBeforeGuard(f *Finding, g policy.Guard, rules *thirdparty.Ruleset, 
 	}
 }
 
-// guardSearch searches for rules that keep packets from a guard.
-type guardSearch struct {
-	thirdparty.Search
+// guardQuestion asks which rules keep packets from a guard.
+type guardQuestion struct {
 	rulesOf   func(thirdparty.Verdict) []*thirdparty.Rule // those of a verdict
+	binds     func(thirdparty.Place) thirdparty.Answer    // as in thirdparty.Search
 	notCaught policy.Ranges                               // destinations
 }
 
-func (s *guardSearch) ask(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
-	rules, destinations := s.rulesOf(v), policy.RangesOf(p.Dst)
-	areCaught := len(destinations.Without(s.notCaught)) > 0
-	switch {
-	case len(rules) == 0 || !areCaught:
+func (q guardQuestion) ask(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
+	rules, destinations := q.rulesOf(v), policy.RangesOf(p.Dst)
+	areCaught := len(destinations.Without(q.notCaught)) > 0
+	if len(rules) == 0 || !areCaught {
 		return nil, thirdparty.No
-	case destinations.Overlaps(s.notCaught):
+	}
+	if destinations.Overlaps(q.notCaught) {
 		return rules, thirdparty.Perhaps
 	}
 	return rules, thirdparty.Yes
@@ -268,9 +269,7 @@ func untrackedPods(e *examination, f *Finding) {
 		}
 		rules, err := thirdparty.ReadBeforeConntrack(g.Family)
 		e.noteAs("read the rules before connection tracking", err)
-		search := &guardSearch{rulesOf: untrackers}
-		search.Binds = notBound
-		addRulesBeforeGuard(f, g, rules, search)
+		addRulesBeforeGuard(f, g, rules, guardQuestion{rulesOf: untrackers, binds: notBound})
 	}
 }
 
@@ -285,8 +284,6 @@ func acceptedPods(e *examination, f *Finding) {
 		}
 		rules, err := thirdparty.ReadPostrouting(g.Family, isChain)
 		e.noteAs("read the rules before the jump", err)
-		search := &guardSearch{rulesOf: bypasses}
-		search.Binds = bound
-		addRulesBeforeGuard(f, g, rules, search)
+		addRulesBeforeGuard(f, g, rules, guardQuestion{rulesOf: bypasses, binds: bound})
 	}
 }
