@@ -114,16 +114,12 @@ func Examine(h Host) []Finding {
 	e.readPodNetworks()
 	e.note(e.findViolations())
 	e.noteAs("read the records of pods", e.PodsErr)
-	check := checks()
 	var found []Finding
 	for _, f := range Findings() {
 		for _, w := range e.Warnings(f.ID) {
 			f.Details = append(f.Details, strings.Split(strings.TrimSpace(w.Error()), "\n")...)
 		}
-		find := check[f.ID]
-		if find != nil {
-			find(e, &f)
-		}
+		e.check(&f)
 		if len(f.Details) > 0 {
 			found = append(found, f)
 		}
@@ -151,35 +147,61 @@ func Findings() []Finding {
 	return all
 }
 
-// checks returns the functions that add the details of findings. Those of others are warnings of a dry run.
-func checks() map[string]func(*examination, *Finding) {
-	return map[string]func(*examination, *Finding){
-		"foreign-masquerade":          foreignMasquerade,
-		"foreign-masquerade-possible": foreignMasquerade,
-		"two-unscoped-chains":         overlappingChains,
-		"main-plugin-ipmasq":          mainPluginMasquerade,
-		"duplicate-entry":             duplicateEntries,
-		"unused-entry":                unusedEntries,
-		"conflist-without-us":         conflistWithoutEntry,
-		"conflist-absent":             conflistAbsent,
-		"pod-network-not-exempt":      podNetworksNotExempt,
-		"no-effect":                   networksWithoutHook,
-		"scope-matches-nothing":       scopesWithoutMatch,
-		"agent-running":               agentRunning,
-		"ebpf-masquerade":             ebpfMasquerade,
-		"missing-capability":          missingCapabilities,
-		"forwarding-off":              forwardingOff,
-		"mixed-iptables":              mixedVariants,
-		"saved-ruleset":               savedRulesets,
-		"masquerade-source":           masqueradeSources,
-		"output-address-subnet":       connectedOutputs,
-		"node-port-overlap":           nodePortOverlap,
-		"guard-notrack":               untrackedPods,
-		"guard-accept":                acceptedPods,
-		"reconciler-not-running":      reconcilerNotRunning,
-		"reconciler-not-answering":    reconcilerNotAnswering,
-		"pods-without-record":         podsWithoutRecord,
-		"not-examined":                func(e *examination, f *Finding) { f.Details = e.notExamined },
+// check adds the details of a finding. One that has no case has those that are warnings of a dry run alone.
+func (e *examination) check(f *Finding) {
+	switch f.ID {
+	case "foreign-masquerade":
+		f.addViolations(e.violations, false)
+	case "foreign-masquerade-possible":
+		f.addViolations(e.violations, true)
+	case "two-unscoped-chains":
+		overlappingChains(e, f)
+	case "main-plugin-ipmasq":
+		mainPluginMasquerade(e, f)
+	case "duplicate-entry":
+		duplicateEntries(e, f)
+	case "unused-entry":
+		unusedEntries(e, f)
+	case "conflist-without-us":
+		conflistWithoutEntry(e, f)
+	case "conflist-absent":
+		conflistAbsent(e, f)
+	case "pod-network-not-exempt":
+		podNetworksNotExempt(e, f)
+	case "no-effect":
+		networksWithoutHook(e, f)
+	case "scope-matches-nothing":
+		scopesWithoutMatch(e, f)
+	case "agent-running":
+		agentRunning(e, f)
+	case "ebpf-masquerade":
+		ebpfMasquerade(e, f)
+	case "missing-capability":
+		missingCapabilities(e, f)
+	case "forwarding-off":
+		forwardingOff(e, f)
+	case "mixed-iptables":
+		mixedVariants(e, f)
+	case "saved-ruleset":
+		savedRulesets(e, f)
+	case "masquerade-source":
+		masqueradeSources(e, f)
+	case "output-address-subnet":
+		connectedOutputs(e, f)
+	case "node-port-overlap":
+		nodePortOverlap(e, f)
+	case "guard-notrack":
+		untrackedPods(e, f)
+	case "guard-accept":
+		acceptedPods(e, f)
+	case "reconciler-not-running":
+		reconcilerNotRunning(e, f)
+	case "reconciler-not-answering":
+		reconcilerNotAnswering(e, f)
+	case "pods-without-record":
+		podsWithoutRecord(e, f)
+	case "not-examined":
+		f.Details = e.notExamined
 	}
 }
 

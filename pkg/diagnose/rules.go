@@ -16,10 +16,11 @@ import (
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
 )
 
-func foreignMasquerade(e *examination, f *Finding) {
-	for _, v := range e.violations {
+// addViolations adds the violations that are certain, or those that are only possible.
+func (f *Finding) addViolations(all []violation, possible bool) {
+	for _, v := range all {
 		isPossible := v.doubt != ""
-		if isPossible != (f.ID == "foreign-masquerade-possible") {
+		if isPossible != possible {
 			continue
 		}
 		exempt := strings.Join(policy.First(4, v.exempt), ", ")
