@@ -124,34 +124,49 @@ func (b *builder) setOf(r policy.Rule, masqChain, sources string) string {
 	return name
 }
 
-// nameSet returns the name of a set of this table with these ranges, else of an existing one that has them or may
-// get them, else the first free name: a set and the one that replaces it both exist for a moment.
+// nameSet returns the name of a set that has these ranges or may get them, else the first free name: a set and the
+// one that replaces it both exist for a moment.
 func (b *builder) nameSet(kind, masqChain string, ranges policy.Ranges) string {
-	free := ""
-	for number := len(b.have.sets) + len(b.sets) + 1; number > 0; number-- { // so the last free one is the first
-		name := kind + "-" + masqChain
-		if number > 1 {
-			name += "." + strconv.Itoa(number)
-		}
-		own, isOfThisTable := b.sets[name]
-		if isOfThisTable {
-			if own.Equal(ranges) {
-				return name
-			}
-			continue
-		}
-		held, exists := b.have.sets[name]
-		if !exists {
-			free = name
-			continue
-		}
-		isOfAnotherForm := held == nil
-		mayChange := b.mayChange[name] && !isOfAnotherForm
-		if mayChange || held.Equal(ranges) {
+	names := b.setNames(kind, masqChain)
+	for _, name := range slices.Backward(names) {
+		if b.mayHave(name, ranges) {
 			return name
 		}
 	}
-	return free
+	for _, name := range names {
+		if b.isFree(name) {
+			return name
+		}
+	}
+	return ""
+}
+
+// setNames returns the names that sets of a chain can have: at least one more than there are sets.
+func (b *builder) setNames(kind, masqChain string) []string {
+	first := kind + "-" + masqChain
+	names := []string{first}
+	for number := 2; number <= len(b.have.sets)+len(b.sets)+1; number++ {
+		names = append(names, first+"."+strconv.Itoa(number))
+	}
+	return names
+}
+
+// mayHave reports whether the name is of a set that has the ranges, or of an existing one that may get them.
+func (b *builder) mayHave(name string, ranges policy.Ranges) bool {
+	own, isOfThisTable := b.sets[name]
+	if isOfThisTable {
+		return own.Equal(ranges)
+	}
+	held, exists := b.have.sets[name]
+	isOfAnotherForm := held == nil
+	mayChange := b.mayChange[name] && !isOfAnotherForm
+	return exists && (mayChange || held.Equal(ranges))
+}
+
+func (b *builder) isFree(name string) bool {
+	_, isOfThisTable := b.sets[name]
+	_, exists := b.have.sets[name]
+	return !isOfThisTable && !exists
 }
 
 // ruleset returns the table as it was read in the terms of policy.
