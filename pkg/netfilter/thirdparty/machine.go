@@ -60,7 +60,10 @@ func newMachine(f policy.Family, p Packet) *machine {
 func (m *machine) run(r *Rule, at mark) passage {
 	m.steps++
 	m.registers = registers{}
-	m.mark, m.matches, m.ended, m.changes, m.passage = at, Yes, false, false, passage{}
+	m.mark = at
+	m.matches = Yes
+	m.ended, m.changes = false, false
+	m.passage = passage{}
 	for _, e := range r.Exprs {
 		m.expression(r, e)
 		if m.matches == No || m.ended {
@@ -171,10 +174,7 @@ func (m *machine) condition(a Answer, inverted bool, from origin) {
 	if a == Perhaps && from&fromDestination != 0 {
 		m.splits |= Destination
 	}
-	if inverted {
-		a = a.not()
-	}
-	m.and(a)
+	m.and(a.notIf(inverted))
 }
 
 func (m *machine) compare(e nfnetlink.Cmp) {

@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Answer is a truth value of Kleene's three-valued logic: min is its AND, max its OR, the method not its NOT.
+// Answer is a truth value of Kleene's three-valued logic: min is its AND, max its OR, notIf its NOT.
 type Answer uint8
 
 // The answers.
@@ -17,7 +17,13 @@ const (
 	Yes
 )
 
-func (a Answer) not() Answer { return Yes - a }
+// notIf returns what an inverted condition answers, or the answer itself.
+func (a Answer) notIf(inverted bool) Answer {
+	if inverted {
+		return Yes - a
+	}
+	return a
+}
 
 // AnswerOf returns Yes or No.
 func AnswerOf(is bool) Answer {

@@ -21,69 +21,62 @@ func (m *machine) match(e nfnetlink.Match) Answer {
 	case e.Xt == "comment":
 		return Yes
 	case e.Xt == "mark" && e.Rev == 1 && len(e.Info) >= 9: // struct xt_mark_mtinfo1: mark, mask, invert
-		return m.markEquals(u32(0), u32(4), e.Info[8] != 0)
+		return m.markEquals(u32(0), u32(4)).notIf(e.Info[8] != 0)
 	case e.Xt == "addrtype" && e.Rev == 1 && len(e.Info) >= 8:
 		// struct xt_addrtype_info_v1: types of the source and of the destination, flags.
 		const invertSource, invertDestination, limits = 1, 2, 4 | 8
 		flags := u32(4)
 		ofAnyInterface := flags&limits == 0
 		from := hasType(u16(0), m.packet.SrcLocal, ofAnyInterface, flags&invertSource != 0)
-		return min(from, hasType(u16(2), No, ofAnyInterface, flags&invertDestination != 0))
+		to := hasType(u16(2), No, ofAnyInterface, flags&invertDestination != 0)
+		return min(from, to)
 	case e.Xt == "conntrack" && e.Rev == 3 && len(e.Info) >= 152: // struct xt_conntrack_mtinfo3
 		return isNew(u16(146), u16(148), u16(150))
 	}
 	return Perhaps
 }
 
-func (m *machine) markEquals(value, mask uint32, inverted bool) Answer {
-	a := Yes
-	if m.mark.known&mask != mask {
-		a = Perhaps
+func (m *machine) markEquals(value, mask uint32) Answer {
+	differs := (m.mark.value^value)&m.mark.known&mask != 0
+	isImpossible := value&^mask != 0
+	switch {
+	case differs || isImpossible:
+		return No
+	case m.mark.known&mask != mask:
+		return Perhaps
 	}
-	if (m.mark.value^value)&m.mark.known&mask != 0 || value&^mask != 0 {
-		a = No
-	}
-	if inverted {
-		return a.not()
-	}
-	return a
+	return Yes
 }
 
 // hasType reports whether an address is of one of the types; 0 is any. It is known only whether it is LOCAL.
 func hasType(types uint16, isLocal Answer, ofAnyInterface, inverted bool) Answer {
 	const local = 1 << unix.RTN_LOCAL
-	a := Perhaps
 	switch {
 	case types == 0:
 		return Yes
 	case types == local && (ofAnyInterface || isLocal == No):
-		a = isLocal
+		return isLocal.notIf(inverted)
 	case types&local == 0 && isLocal == Yes && ofAnyInterface:
-		a = No
+		return No.notIf(inverted)
 	}
-	if inverted {
-		return a.not()
-	}
-	return a
+	return Perhaps
 }
 
 // isNew evaluates a condition on the state of a new connection. It may have been translated before.
 func isNew(flags, inverts, states uint16) Answer {
 	const onState = 1         // XT_CONNTRACK_STATE
 	const translated = 3 << 6 // XT_CONNTRACK_STATE_SNAT, XT_CONNTRACK_STATE_DNAT
-	a := No
-	switch {
-	case flags != onState:
+	if flags != onState {
 		return Perhaps
+	}
+	isInverted := inverts&onState != 0
+	switch {
 	case states&nfnetlink.NewConnection != 0:
-		a = Yes
+		return Yes.notIf(isInverted)
 	case states&translated != 0:
-		a = Perhaps
+		return Perhaps
 	}
-	if inverts&onState != 0 {
-		return a.not()
-	}
-	return a
+	return No.notIf(isInverted)
 }
 
 // passing are targets after which a packet continues with the next rule, and which leave its mark and its
