@@ -13,6 +13,12 @@ import (
 // bits is a value of which only the bits of a mask are known. Unknown bits are 0 in the value.
 type bits struct{ value, known []byte }
 
+func knownBits(value []byte) bits { return bits{value, allKnown(len(value))} }
+
+func unknownBits(size int) bits { return bits{make([]byte, size), make([]byte, size)} }
+
+func allKnown(size int) []byte { return bytes.Repeat([]byte{0xff}, size) }
+
 func (b bits) isKnown() bool { return areAll(b.known, 0xff) }
 
 // areAll reports whether all bytes are the same one.
@@ -66,8 +72,6 @@ func (m mark) join(other mark) mark {
 	return mark{m.value & known, known}
 }
 
-func allKnown(size int) []byte { return bytes.Repeat([]byte{0xff}, size) }
-
 // prefixAround returns the smallest prefix that has two addresses of a family.
 func prefixAround(a, b netip.Addr) netip.Prefix {
 	p := HostPrefix(a)
@@ -79,8 +83,7 @@ func prefixAround(a, b netip.Addr) netip.Prefix {
 
 // addressBits returns the bits of an address, of which those of a prefix are known.
 func addressBits(f policy.Family, p netip.Prefix) bits {
-	size := f.All().Addr().BitLen() / 8
-	b := bits{make([]byte, size), make([]byte, size)}
+	b := unknownBits(f.All().Addr().BitLen() / 8)
 	if p.IsValid() {
 		copy(b.value, p.Masked().Addr().AsSlice())
 	}

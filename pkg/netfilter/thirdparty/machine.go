@@ -136,7 +136,7 @@ func (m *machine) expression(r *Rule, e nfnetlink.Expr) {
 	case nfnetlink.Numgen:
 		m.forget(e.Dreg, 4)
 	case nfnetlink.Immediate:
-		m.load(e.Dreg, bits{e.Data, allKnown(len(e.Data))}, 0)
+		m.load(e.Dreg, knownBits(e.Data), 0)
 	case nfnetlink.Cmp:
 		m.compare(e)
 	case nfnetlink.Range:
@@ -255,8 +255,7 @@ func (m *machine) setPayload(e nfnetlink.SetPayload) {
 
 func (m *machine) forgetAddresses() {
 	m.packet.Src, m.packet.Dst = netip.Prefix{}, netip.Prefix{}
-	unknown := addressBits(m.family, netip.Prefix{})
-	m.addresses, m.isWritten = unknown.followedBy(unknown), true
+	m.addresses, m.isWritten = unknownBits(len(m.addresses.value)), true
 }
 
 func (m *machine) meta(e nfnetlink.Meta) {
@@ -266,20 +265,20 @@ func (m *machine) meta(e nfnetlink.Meta) {
 	case e.Key == unix.NFT_META_OIFNAME && out != "":
 		name := make([]byte, unix.IFNAMSIZ)
 		copy(name, out)
-		m.load(e.Dreg, bits{name, allKnown(len(name))}, 0)
+		m.load(e.Dreg, knownBits(name), 0)
 	case e.Key == unix.NFT_META_OIFNAME:
-		m.load(e.Dreg, bits{make([]byte, unix.IFNAMSIZ), make([]byte, unix.IFNAMSIZ)}, outputName)
+		m.load(e.Dreg, unknownBits(unix.IFNAMSIZ), outputName)
 	case e.Key == unix.NFT_META_OIF && m.packet.OutIndex != 0:
 		m.loadNumber(e.Dreg, uint32(m.packet.OutIndex), 0)
 	case e.Key == unix.NFT_META_MARK:
 		value := binary.NativeEndian.AppendUint32(nil, m.mark.value)
 		m.load(e.Dreg, bits{value, binary.NativeEndian.AppendUint32(nil, m.mark.known)}, 0)
 	case e.Key == unix.NFT_META_NFPROTO:
-		m.load(e.Dreg, bits{[]byte{byte(netfilter.LinkOf(m.family))}, allKnown(1)}, 0)
+		m.load(e.Dreg, knownBits([]byte{byte(netfilter.LinkOf(m.family))}), 0)
 	case e.Key == unix.NFT_META_PROTOCOL && m.family == policy.IPv6:
-		m.load(e.Dreg, bits{binary.BigEndian.AppendUint16(nil, ipv6), allKnown(2)}, 0)
+		m.load(e.Dreg, knownBits(binary.BigEndian.AppendUint16(nil, ipv6)), 0)
 	case e.Key == unix.NFT_META_PROTOCOL:
-		m.load(e.Dreg, bits{binary.BigEndian.AppendUint16(nil, ipv4), allKnown(2)}, 0)
+		m.load(e.Dreg, knownBits(binary.BigEndian.AppendUint16(nil, ipv4)), 0)
 	default:
 		m.forget(e.Dreg, unix.IFNAMSIZ)
 	}
@@ -291,7 +290,7 @@ func (m *machine) ct(e nfnetlink.CT) {
 	case unix.NFT_CT_STATE:
 		m.loadNumber(e.Dreg, nfnetlink.NewConnection, 0)
 	case unix.NFT_CT_DIRECTION:
-		m.load(e.Dreg, bits{[]byte{0}, allKnown(1)}, 0)
+		m.load(e.Dreg, knownBits([]byte{0}), 0)
 	default:
 		m.forget(e.Dreg, 2*unix.IFNAMSIZ)
 	}
@@ -312,7 +311,7 @@ func (m *machine) fib(e nfnetlink.FIB) {
 	case isLocal == Yes && ofAnyInterface:
 		m.loadNumber(e.Dreg, unix.RTN_LOCAL, 0)
 	case isLocal == No:
-		m.load(e.Dreg, bits{make([]byte, 4), make([]byte, 4)}, notLocal)
+		m.load(e.Dreg, unknownBits(4), notLocal)
 	}
 }
 
@@ -337,10 +336,13 @@ func (m *machine) bitwise(e nfnetlink.Bitwise) {
 func (m *machine) byteorder(e nfnetlink.Byteorder) {
 	b, from := m.register(e.Sreg, int(e.Len))
 	out := bits{bytes.Clone(b.value), bytes.Clone(b.known)}
-	swaps := binary.NativeEndian.Uint16([]byte{1, 0}) == 1
-	for i := 0; swaps && e.Size > 0 && i+int(e.Size) <= len(out.value); i += int(e.Size) {
-		slices.Reverse(out.value[i : i+int(e.Size)])
-		slices.Reverse(out.known[i : i+int(e.Size)])
+	isLittleEndian := binary.NativeEndian.Uint16([]byte{1, 0}) == 1
+	size := int(e.Size)
+	if isLittleEndian && size > 0 {
+		for at := 0; at+size <= len(out.value); at += size {
+			slices.Reverse(out.value[at : at+size])
+			slices.Reverse(out.known[at : at+size])
+		}
 	}
 	m.load(e.Dreg, out, from&(fromSource|fromDestination))
 }

@@ -67,11 +67,10 @@ func (rs *registers) load(r nfnetlink.Register, b bits, from origin) {
 
 // forget makes a register unknown.
 func (rs *registers) forget(r nfnetlink.Register, size int) {
-	rs.load(r, bits{make([]byte, size), make([]byte, size)}, 0)
+	rs.load(r, unknownBits(size), 0)
 }
 
 // loadNumber loads a number in this machine's byte order, as most keys of meta and ct are.
 func (rs *registers) loadNumber(r nfnetlink.Register, n uint32, from origin) {
-	b := binary.NativeEndian.AppendUint32(nil, n)
-	rs.load(r, bits{b, allKnown(4)}, from)
+	rs.load(r, knownBits(binary.NativeEndian.AppendUint32(nil, n)), from)
 }

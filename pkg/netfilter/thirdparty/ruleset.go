@@ -286,11 +286,33 @@ func (t *table) read(from reader, name string, isOwned func(Place) bool) error {
 	c := &chain{place: t.place}
 	c.place.Chain = name
 	t.chains[name] = c
-	if isOwned(c.place) {
-		c.owned, t.hasOwned = true, true
+	c.owned = isOwned(c.place)
+	if !c.owned {
+		err := t.readRules(from, c)
+		if err != nil {
+			return err
+		}
+		c.owned = isOwned(c.place)
+	}
+	if c.owned {
+		t.hasOwned = true
+		c.rules = nil
 		return nil
 	}
-	rules, err := from.rules(name)
+	for _, r := range c.rules {
+		for _, target := range t.targets(from, r) {
+			err := t.read(from, target, isOwned)
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// readRules reads the rules of a chain, and its owner.
+func (t *table) readRules(from reader, c *chain) error {
+	rules, err := from.rules(c.place.Chain)
 	if err != nil {
 		return fmt.Errorf("read the rules of table %s (%s): %w", plain(t.place.Table), t.place.Family, err)
 	}
@@ -299,17 +321,6 @@ func (t *table) read(from reader, name string, isOwned func(Place) bool) error {
 		c.rules = append(c.rules, rule)
 		if c.place.Owner == (policy.Owner{}) {
 			c.place.Owner = policy.ParseOwner(rule.Comment)
-		}
-	}
-	if isOwned(c.place) {
-		c.owned, t.hasOwned, c.rules = true, true, nil
-		return nil
-	}
-	for _, r := range c.rules {
-		for _, target := range t.targets(from, r) {
-			if err := t.read(from, target, isOwned); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

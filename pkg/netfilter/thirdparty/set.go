@@ -77,7 +77,7 @@ func compareElements(a, b *nfnetlink.Element) int {
 // key, whether that ends it or begins another range.
 func lastKey(e *nfnetlink.Element, behind []*nfnetlink.Element) []byte {
 	if len(behind) == 0 {
-		return bytes.Repeat([]byte{0xff}, len(e.Key))
+		return allKnown(len(e.Key)) // the highest
 	}
 	return before(behind[0].Key)
 }
@@ -235,7 +235,7 @@ func (m *machine) loadCommon(to nfnetlink.Register, elements []*nfnetlink.Elemen
 			return
 		}
 	}
-	m.load(to, bits{value, allKnown(len(value))}, 0)
+	m.load(to, knownBits(value), 0)
 }
 
 // verdicts ends the rule with the verdict of one of the elements. Unless all of them end it, it may continue

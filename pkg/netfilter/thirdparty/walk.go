@@ -4,7 +4,6 @@ package thirdparty
 
 import (
 	"math"
-	"net/netip"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter/nfnetlink"
 )
@@ -69,8 +68,8 @@ func (r *Ruleset) Judge(p Packet, binds func(Place) Answer) Verdict {
 // known then, nor is their source if a rule may have changed it.
 func (w *walk) behindNAT(groups [][]*baseChain) {
 	if w.verdict.mayTranslate() {
-		anySource, destination := addressBits(w.family, netip.Prefix{}), addressBits(w.family, w.packet.Dst)
-		w.addresses = anySource.followedBy(destination)
+		destination := addressBits(w.family, w.packet.Dst)
+		w.addresses = unknownBits(len(destination.value)).followedBy(destination)
 	}
 	for _, group := range groups {
 		if group[0].mayBeBehindNAT() {
