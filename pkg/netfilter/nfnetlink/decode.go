@@ -596,20 +596,12 @@ func (d *decoder) constant(r Register, size int) (data []byte, isHeld bool) {
 }
 
 func (d *decoder) verdict(e Verdict) {
-	d.Chain = e.Chain
-	switch e.Code {
-	case Return:
-		d.Statement = DoReturn
-	case Accept:
-		d.Statement = DoAccept
-	case Drop:
-		d.Statement = DoDrop
-	case Jump:
-		d.Statement = DoJump
-	case Goto:
-		d.Statement = DoGoto
-	case Continue: // as without a verdict
-	default:
+	statement, isKnown := e.Statement()
+	if !isKnown {
 		d.refuse("another verdict")
+	}
+	d.Chain = e.Chain
+	if statement != NoStatement {
+		d.Statement = statement
 	}
 }

@@ -458,6 +458,26 @@ type Verdict struct {
 	Chain string
 }
 
+// Statement returns what the verdict does, and whether that is known. One that is to continue with the next
+// expression has NoStatement.
+func (e Verdict) Statement() (s Statement, isKnown bool) {
+	switch e.Code {
+	case Accept:
+		return DoAccept, true
+	case Drop:
+		return DoDrop, true
+	case Return:
+		return DoReturn, true
+	case Jump:
+		return DoJump, true
+	case Goto:
+		return DoGoto, true
+	case Continue:
+		return NoStatement, true
+	}
+	return NoStatement, false
+}
+
 // Name returns "immediate": the kernel loads a verdict as a constant.
 func (Verdict) Name() string { return "immediate" }
 

@@ -349,36 +349,16 @@ func (m *machine) byteorder(e nfnetlink.Byteorder) {
 
 // verdict notes the end that a verdict is, and reports whether it is one for certain.
 func (m *machine) verdict(v nfnetlink.Verdict) bool {
-	if v.Code == nfnetlink.Continue { // with the next expression
-		return false
-	}
-	e, isKnown := effectOf(v)
+	code, isKnown := v.Statement()
 	if !isKnown {
 		m.mayDoAnything()
 		return false
 	}
-	m.mayEnd(e)
-	return true
-}
-
-// effectOf returns the effect of a verdict that is not to continue, if it is a known one.
-func effectOf(v nfnetlink.Verdict) (e effect, isKnown bool) {
-	e.chain = v.Chain
-	switch v.Code {
-	case nfnetlink.Accept:
-		e.code = nfnetlink.DoAccept
-	case nfnetlink.Drop:
-		e.code = nfnetlink.DoDrop
-	case nfnetlink.Return:
-		e.code = nfnetlink.DoReturn
-	case nfnetlink.Jump:
-		e.code = nfnetlink.DoJump
-	case nfnetlink.Goto:
-		e.code = nfnetlink.DoGoto
-	default:
-		return e, false
+	if code == nfnetlink.NoStatement { // it continues with the next expression
+		return false
 	}
-	return e, true
+	m.mayEnd(effect{code: code, chain: v.Chain})
+	return true
 }
 
 // nat translates the source, the only address that is translated at the hook postrouting.

@@ -99,3 +99,14 @@ func protocolName(number byte) string {
 	}
 	return fmt.Sprint(number)
 }
+
+// bitNames writes the names of bits that are set.
+func bitNames(bits uint32, names ...string) string {
+	var set []string
+	for i, name := range names {
+		if bits&(1<<i) != 0 {
+			set = append(set, name)
+		}
+	}
+	return strings.Join(set, ",")
+}

@@ -207,14 +207,9 @@ func (p *iptablesPrinter) addressType(option string, types uint16, inverted bool
 	if inverted {
 		p.add("!")
 	}
-	names := []string{"UNSPEC", "UNICAST", "LOCAL", "BROADCAST", "ANYCAST", "MULTICAST", "BLACKHOLE"} // RTN_*
-	var of []string
-	for i, name := range names {
-		if types&(1<<i) != 0 {
-			of = append(of, name)
-		}
-	}
-	p.add(option, strings.Join(of, ","))
+	// RTN_*
+	names := []string{"UNSPEC", "UNICAST", "LOCAL", "BROADCAST", "ANYCAST", "MULTICAST", "BLACKHOLE"}
+	p.add(option, bitNames(uint32(types), names...))
 }
 
 func (p *iptablesPrinter) target(e nfnetlink.Target) {

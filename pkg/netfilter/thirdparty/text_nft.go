@@ -265,7 +265,8 @@ func (p *nftPrinter) compare(e nfnetlink.Cmp) {
 	}
 	isZero := len(e.Data) == 4 && areAll(e.Data, 0)
 	if e.Op == nfnetlink.NotEqual && held.isStates() && isZero { // ct state & new != 0
-		p.add(held.name, statesText(held.number(held.mask)))
+		states := bitNames(held.number(held.mask), "invalid", "established", "related", "new") // NF_CT_STATE_BIT
+		p.add(held.name, states)
 		return
 	}
 	left, right := held.text(), held.valueText(e.Data)
@@ -307,17 +308,6 @@ func (p *nftPrinter) endRange(right string) {
 	count := len(p.words)
 	first := p.words[count-1]
 	p.words = append(p.words[:count-2], first+"-"+right)
-}
-
-func statesText(bits uint32) string {
-	names := []string{"invalid", "established", "related", "new"} // NF_CT_STATE_BIT
-	var of []string
-	for i, name := range names {
-		if bits&(1<<i) != 0 {
-			of = append(of, name)
-		}
-	}
-	return strings.Join(of, ",")
 }
 
 // set writes a statement that sets a field from a register.
@@ -374,21 +364,16 @@ func (p *nftPrinter) between(first, last nfnetlink.Register) string {
 }
 
 func verdictText(v nfnetlink.Verdict) string {
-	switch v.Code {
-	case nfnetlink.Accept:
-		return "accept"
-	case nfnetlink.Drop:
-		return "drop"
-	case nfnetlink.Return:
-		return "return"
-	case nfnetlink.Continue:
+	statement, isKnown := v.Statement()
+	switch {
+	case !isKnown:
+		return "queue"
+	case statement == nfnetlink.NoStatement:
 		return "continue"
-	case nfnetlink.Jump:
-		return "jump " + plain(v.Chain)
-	case nfnetlink.Goto:
-		return "goto " + plain(v.Chain)
+	case statement == nfnetlink.DoJump || statement == nfnetlink.DoGoto:
+		return string(statement) + " " + plain(v.Chain)
 	}
-	return "queue"
+	return string(statement)
 }
 
 // keys returns what the registers hold that are looked up in a set, or the first of them if it was not read:
