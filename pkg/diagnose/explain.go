@@ -355,27 +355,34 @@ func (e *Explanation) override(q Question, state *enforce.State) {
 	}
 	e.judged, e.mark = true, q.Mark
 	bound := q.boundSources(state)
-	binds := e.ownedDecides(bound != nil)
 	packets := e.packets(q, state, bound)
-	var verdict thirdparty.Verdict
-	for _, p := range packets {
-		verdict.Merge(rules.Judge(p, binds))
-	}
+	verdict := judgeAll(rules, packets, e.ownedDecides(bound != nil))
 	overriders, overridden := verdict.Against(e.contradictedBy(q))
 	untrackers := e.untrackers(q, packets)
 	if len(untrackers) > 0 {
-		overriders, overridden = append(overriders, untrackers...), max(overridden, thirdparty.Perhaps)
+		overriders = append(overriders, untrackers...)
+		overridden = max(overridden, thirdparty.Perhaps)
 	}
-	var texts []string
-	for _, r := range overriders {
-		texts = append(texts, r.String())
-	}
-	e.Kernel, e.OverriddenBy = min(e.Kernel, thirdparty.Yes-overridden), strings.Join(texts, "\n")
+	e.Kernel = min(e.Kernel, thirdparty.Yes-overridden)
+	e.OverriddenBy = strings.Join(texts(overriders), "\n")
 	e.isOverridden = overridden == thirdparty.Yes
-	isCertain := len(verdict.Outcomes) == 1
-	if e.Kernel == thirdparty.Yes && isCertain && verdict.Outcomes[0].Rule != nil {
-		e.Rule = verdict.Outcomes[0].Rule.String() // to the same effect, and earlier
+	if e.Kernel != thirdparty.Yes || len(verdict.Outcomes) != 1 {
+		return
 	}
+	deciding := verdict.Outcomes[0].Rule
+	if deciding != nil { // to the same effect as the owned rule, and earlier
+		e.Rule = deciding.String()
+	}
+}
+
+// judgeAll returns what rules do with one packet or another.
+func judgeAll(
+	rules Rules, packets []thirdparty.Packet, binds func(thirdparty.Place) thirdparty.Answer,
+) (verdict thirdparty.Verdict) {
+	for _, p := range packets {
+		verdict.Merge(rules.Judge(p, binds))
+	}
+	return verdict
 }
 
 // untrackers returns the rules that may keep packets that come in from connection tracking, without which no
@@ -389,12 +396,12 @@ func (e *Explanation) untrackers(q Question, packets []thirdparty.Packet) []*thi
 		e.Kernel = min(e.Kernel, thirdparty.Perhaps)
 		e.addProblem("rules before connection tracking may decide, and could not all be read: %v", err)
 	}
-	var verdict thirdparty.Verdict
+	var incoming []thirdparty.Packet
 	for _, p := range packets {
 		p.Out, p.OutIndex = "", 0 // which is not chosen yet
-		verdict.Merge(rules.Judge(p, notBound))
+		incoming = append(incoming, p)
 	}
-	return verdict.Untrackers
+	return judgeAll(rules, incoming, notBound).Untrackers
 }
 
 // packets returns the packets of a question: from its source, else from each prefix of those that are
@@ -403,30 +410,23 @@ func (e *Explanation) packets(
 	q Question, state *enforce.State, bound policy.Ranges,
 ) (packets []thirdparty.Packet) {
 	const most = 64
-	sources, outs, isLocal := bound, []string{q.Out}, thirdparty.Perhaps
 	chain := state.Find(e.Chain)
-	switch {
-	case q.Src.IsValid():
-		sources, isLocal = policy.RangesOf(thirdparty.HostPrefix(q.Src)), thirdparty.AnswerOf(q.SrcLocal)
-	case bound != nil: // the question is about pods
-		isLocal = thirdparty.No
-	case chain != nil:
-		sources = chain.Policy.Candidates(e.Family)
-	}
+	outs := []string{q.Out}
 	if q.Out == "" && chain != nil {
 		outs = exactInterfaces(chain.Policy.Interfaces.Value)
 	}
-	known := prefixesOf(sources)
 	if len(outs) > most {
 		outs = []string{""}
 	}
-	if len(known) == 0 || len(known)*len(outs) > most {
-		known = []netip.Prefix{e.Family.All()}
+	ranges, areLocal := e.sources(q, chain, bound)
+	sources := prefixesOf(ranges)
+	if len(sources) == 0 || len(sources)*len(outs) > most {
+		sources = []netip.Prefix{e.Family.All()}
 	}
-	for _, source := range known {
+	for _, source := range sources {
 		for _, out := range outs {
 			p := thirdparty.Packet{
-				Src: source, Dst: thirdparty.HostPrefix(q.Dst), SrcLocal: isLocal,
+				Src: source, Dst: thirdparty.HostPrefix(q.Dst), SrcLocal: areLocal,
 				Out: out, Mark: uint32(q.Mark),
 			}
 			if q.OutIndex != nil {
@@ -438,11 +438,31 @@ func (e *Explanation) packets(
 	return packets
 }
 
+// sources returns the sources of the packets, nil if they can be any, and whether the node itself has them.
+func (e *Explanation) sources(
+	q Question, chain *enforce.Chain, bound policy.Ranges,
+) (sources policy.Ranges, areLocal thirdparty.Answer) {
+	switch {
+	case q.Src.IsValid():
+		return policy.RangesOf(thirdparty.HostPrefix(q.Src)), thirdparty.AnswerOf(q.SrcLocal)
+	case bound != nil: // the question is about pods
+		return bound, thirdparty.No
+	case chain != nil:
+		return chain.Policy.Candidates(e.Family), thirdparty.Perhaps
+	}
+	return nil, thirdparty.Perhaps
+}
+
 // exactInterfaces returns the names of interfaces, or "", any, if there is none or a pattern.
 func exactInterfaces(names []string) []string {
-	isPattern := func(name string) bool { return strings.HasSuffix(name, "+") }
-	if len(names) == 0 || slices.ContainsFunc(names, isPattern) {
-		return []string{""}
+	anyInterface := []string{""}
+	for _, name := range names {
+		if strings.HasSuffix(name, "+") {
+			return anyInterface
+		}
+	}
+	if len(names) == 0 {
+		return anyInterface
 	}
 	return names
 }
