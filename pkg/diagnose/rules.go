@@ -102,26 +102,39 @@ func masqueradeSources(e *examination, f *Finding) {
 		if !isDefault || r.Src == nil || r.Type != unix.RTN_UNICAST {
 			continue
 		}
-		hops := r.MultiPath
-		if len(hops) == 0 {
-			hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
-		}
-		for _, hop := range hops {
-			chosen := masqueradeSource(addresses, hop.LinkIndex, hop.Gw)
-			isSameOrNone := chosen == nil || chosen.Equal(r.Src)
-			link, err := net.InterfaceByIndex(hop.LinkIndex)
-			if isSameOrNone || err != nil || !e.masqueradesOut(link.Name) {
-				continue
-			}
-			route := "default route"
-			if hop.Gw != nil {
-				route += " via " + hop.Gw.String()
-			}
-			f.add("%s: MASQUERADE takes %s, and the %s has src %s", link.Name, chosen, route, r.Src)
+		for _, hop := range nextHops(r) {
+			e.addOtherSource(f, addresses, hop, r.Src)
 		}
 	}
 	slices.Sort(f.Details)
 	f.Details = slices.Compact(f.Details)
+}
+
+func nextHops(r netlink.Route) []*netlink.NexthopInfo {
+	if len(r.MultiPath) > 0 {
+		return r.MultiPath
+	}
+	return []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
+}
+
+// addOtherSource adds the address that masquerading takes for a next hop of a default route, unless it is the
+// one that the route states, or pods leave with another one.
+func (e *examination) addOtherSource(
+	f *Finding, addresses []netlink.Addr, hop *netlink.NexthopInfo, stated net.IP,
+) {
+	chosen := masqueradeSource(addresses, hop.LinkIndex, hop.Gw)
+	if chosen == nil || chosen.Equal(stated) {
+		return
+	}
+	link, err := net.InterfaceByIndex(hop.LinkIndex)
+	if err != nil || !e.masqueradesOut(link.Name) {
+		return
+	}
+	route := "default route"
+	if hop.Gw != nil {
+		route += " via " + hop.Gw.String()
+	}
+	f.add("%s: MASQUERADE takes %s, and the %s has src %s", link.Name, chosen, route, stated)
 }
 
 func connectedOutputs(e *examination, f *Finding) {
