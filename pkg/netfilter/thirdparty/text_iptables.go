@@ -220,20 +220,25 @@ func (p *iptablesPrinter) target(e nfnetlink.Target) {
 	case e.Xt == "MARK" && e.Rev == 2 && len(e.Info) >= 8:
 		p.add("--set-xmark", markText(e.Info[:4], e.Info[4:8]))
 	case e.Xt == "MASQUERADE" || e.Xt == "SNAT":
-		to := nfnetlink.Decode(p.family, nfnetlink.Rule{Exprs: []nfnetlink.Expr{e}}, nil).To
-		switch {
-		case to.Address.IsValid():
-			p.add("--to-source", to.Address.String())
-		case e.Xt == "SNAT": // to several
-			p.add(unprinted)
-		}
-		if to.PortMin != 0 && e.Xt == "MASQUERADE" {
-			p.add("--to-ports", fmt.Sprintf("%d-%d", to.PortMin, to.PortMax))
-		}
-		p.natFlags(to.Flags)
+		p.translateTo(e)
 	case !areAll(e.Info, 0):
 		p.add(unprinted)
 	}
+}
+
+// translateTo writes the options of a target that translates.
+func (p *iptablesPrinter) translateTo(e nfnetlink.Target) {
+	to := nfnetlink.Decode(p.family, nfnetlink.Rule{Exprs: []nfnetlink.Expr{e}}, nil).To
+	switch {
+	case to.Address.IsValid():
+		p.add("--to-source", to.Address.String())
+	case e.Xt == "SNAT": // to several
+		p.add(unprinted)
+	}
+	if to.PortMin != 0 && e.Xt == "MASQUERADE" {
+		p.add("--to-ports", fmt.Sprintf("%d-%d", to.PortMin, to.PortMax))
+	}
+	p.natFlags(to.Flags)
 }
 
 func (p *iptablesPrinter) natFlags(flags uint32) {

@@ -150,34 +150,38 @@ func (p *nftPrinter) load(e nfnetlink.Expr) bool {
 // payload returns the name of a field. If that implies the condition before it, the condition is not printed.
 func (p *nftPrinter) payload(e nfnetlink.Payload) operand {
 	field := operand{size: int(e.Len)}
-	if e.Base == unix.NFT_PAYLOAD_TRANSPORT_HEADER {
+	switch e.Base {
+	case unix.NFT_PAYLOAD_TRANSPORT_HEADER:
 		field.name = p.transportField(e)
-		return field
+	case unix.NFT_PAYLOAD_NETWORK_HEADER:
+		field.name = p.networkField(e)
+	default:
+		field.name = fmt.Sprintf("@ll,%d,%d", 8*e.Offset, 8*e.Len)
 	}
-	header, size := "ip", addressSize(p.family)
+	return field
+}
+
+func (p *nftPrinter) networkField(e nfnetlink.Payload) string {
+	header := "ip"
 	if p.family == nfnetlink.IPv6 {
 		header = "ip6"
 	}
 	source := nfnetlink.LoadAddress(p.family, nfnetlink.Source, 0)
-	isNetwork := e.Base == unix.NFT_PAYLOAD_NETWORK_HEADER
+	field := ""
 	switch {
-	case isNetwork && e.Offset == source.Offset && int(e.Len) <= size:
-		field.name = header + " saddr"
-	case isNetwork && e.Offset == source.Offset+source.Len && int(e.Len) <= size:
-		field.name = header + " daddr"
-	case isNetwork && header == "ip" && e.Offset == 9 && e.Len == 1: // RFC 791
-		field.name = "ip protocol"
-	case isNetwork:
-		field.name = fmt.Sprintf("@nh,%d,%d", 8*e.Offset, 8*e.Len)
-		return field
+	case e.Offset == source.Offset && e.Len <= source.Len:
+		field = "saddr"
+	case e.Offset == source.Offset+source.Len && e.Len <= source.Len:
+		field = "daddr"
+	case header == "ip" && e.Offset == 9 && e.Len == 1: // RFC 791
+		field = "protocol"
 	default:
-		field.name = fmt.Sprintf("@ll,%d,%d", 8*e.Offset, 8*e.Len)
-		return field
+		return fmt.Sprintf("@nh,%d,%d", 8*e.Offset, 8*e.Len)
 	}
 	if p.implied.name == "meta nfproto" {
 		p.implied = operand{}
 	}
-	return field
+	return header + " " + field
 }
 
 func (p *nftPrinter) transportField(e nfnetlink.Payload) string {
@@ -383,11 +387,12 @@ func (p *nftPrinter) keys(set string, r nfnetlink.Register) (keys []operand) {
 	if s == nil {
 		return []operand{p.held[slot(r)]}
 	}
-	end := slot(r) + slotsOf(int(s.KeyLen))
-	for i := slot(r); i < min(end, slots); {
-		held := p.held[i]
+	at := slot(r)
+	end := min(at+slotsOf(int(s.KeyLen)), slots)
+	for at < end {
+		held := p.held[at]
 		keys = append(keys, held)
-		i += max(slotsOf(held.size), 1)
+		at += max(slotsOf(held.size), 1)
 	}
 	return keys
 }
