@@ -260,7 +260,9 @@ type guardQuestion struct {
 	notCaught policy.Ranges                               // destinations
 }
 
-func (q guardQuestion) ask(p thirdparty.Packet, v thirdparty.Verdict) ([]*thirdparty.Rule, thirdparty.Answer) {
+func (q guardQuestion) ask(
+	p thirdparty.Packet, v thirdparty.Verdict,
+) ([]*thirdparty.Rule, thirdparty.Answer) {
 	rules, destinations := q.rulesOf(v), policy.RangesOf(p.Dst)
 	areCaught := len(destinations.Without(q.notCaught)) > 0
 	if len(rules) == 0 || !areCaught {

@@ -218,8 +218,7 @@ func (s *survey) noteAll() {
 	}
 }
 
-// bindsPods reports whether enforceExempt keeps third-party rules from translating what the policy exempts. It
-// does so for pods alone.
+// bindsPods reports whether enforceExempt keeps pods' packets from third-party rules.
 func (s *survey) bindsPods() bool { return s.guard != nil && s.guard.Bound != nil }
 
 // about asks about packets from some sources to some destinations: those of pods through the interfaces of
@@ -245,7 +244,7 @@ func (s *survey) about(exempt string, sources, destinations policy.Ranges) {
 	}
 	search.By, search.AnyAnswer = thirdparty.Destination, true
 	s.askMore(search, pods, others, exempt, "only packets through other interfaces can meet it")
-	if !s.bindsPods() {
+	if !s.bindsPods() { // else it is about pods alone
 		s.askMore(search, sources, others, exempt, "its sources are not in a known pod network")
 	}
 }

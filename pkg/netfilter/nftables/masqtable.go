@@ -124,8 +124,8 @@ func (b *builder) setOf(r policy.Rule, masqChain, sources string) string {
 	return name
 }
 
-// nameSet returns the name of a set that has these ranges or may get them, else the first free name: a set and the
-// one that replaces it both exist for a moment.
+// nameSet returns the name of a set that has these ranges or may get them, else the first free name: a set
+// and the one that replaces it both exist for a moment.
 func (b *builder) nameSet(kind, masqChain string, ranges policy.Ranges) string {
 	names := b.setNames(kind, masqChain)
 	for _, name := range slices.Backward(names) {

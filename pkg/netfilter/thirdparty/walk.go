@@ -105,9 +105,9 @@ func (w *walk) group(bases []*baseChain, at way) (behind way) {
 	return at
 }
 
-// inAnyOrder follows the packet through base chains of several tables. The kernel does not tell in which order
-// it calls them, so each is treated as the first. What one does to the mark or the addresses, another may see:
-// all are followed again until nothing more is written.
+// inAnyOrder follows the packet through base chains of several tables. The kernel does not tell in which
+// order it calls them, so each is treated as the first. What one does to the mark or the addresses, another
+// may see: all are followed again until nothing more is written.
 func (w *walk) inAnyOrder(bases []*baseChain, at way) (behind way) {
 	for {
 		wasWritten := w.isWritten
