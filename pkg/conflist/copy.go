@@ -48,21 +48,31 @@ func (r copyRecord) isCopy(list config.Conflist) bool {
 	if err != nil {
 		return false
 	}
-	if r.isOriginal(without) || r.isOriginal(list.Doc) {
-		return true
-	}
-	plugin := list.Plugins[0] // of a .conf file, whose text the copy has in a list
+	isText := r.isOriginal(without) || r.isOriginal(list.Doc)
+	return isText || r.hasOriginalPlugin(list) || r.isMainWithoutEntry(without)
+}
+
+// hasOriginalPlugin reports whether the list has the text of the .conf file that was copied as its only other
+// plugin.
+func (r copyRecord) hasOriginalPlugin(list config.Conflist) bool {
 	isSingle := len(list.Types) == len(list.Entries)+1
-	if isSingle && (r.isOriginal(plugin) || r.isOriginal(append(slices.Clip(plugin), '\n'))) {
-		return true
+	if !isSingle {
+		return false
 	}
-	// The file that was copied may have had an entry, which the copy has not.
+	plugin := list.Plugins[0]
+	asFile := append(slices.Clip(plugin), '\n')
+	return r.isOriginal(plugin) || r.isOriginal(asFile)
+}
+
+// isMainWithoutEntry reports whether a text is that of the file that was copied, but for the entry of that
+// file.
+func (r copyRecord) isMainWithoutEntry(text []byte) bool {
 	main, _, err := safefile.ReadFile(r.Main, maxSize)
 	if err != nil || !r.isOriginal(main) {
 		return false
 	}
 	mainWithout, err := setEntry(r.Main, main, nil, false)
-	return err == nil && bytes.Equal(without, mainWithout)
+	return err == nil && bytes.Equal(text, mainWithout)
 }
 
 // names reports whether a file is the one on record, by its name. An administrator may have another one of

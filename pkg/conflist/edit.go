@@ -239,8 +239,8 @@ func (e Editor) writeList(ctx context.Context, c Change, edit listEdit) (Change,
 	return e.write(ctx, c, edit.before.Path, edit.was, edit.after.Conflist.Doc)
 }
 
-// write backs a file up and replaces its text. nil is the text of a file that does not exist; a new file gets
-// the mode of the model.
+// write backs a file up and replaces its text. nil is the text of a file that does not exist: before, it is
+// created with the mode of the model; after, it is removed.
 func (e Editor) write(ctx context.Context, c Change, model string, was, now []byte) (Change, error) {
 	if bytes.Equal(was, now) {
 		return c, nil
@@ -254,9 +254,9 @@ func (e Editor) write(ctx context.Context, c Change, model string, was, now []by
 	var err error
 	if c.BackupErr != nil {
 		c.Backup, err = backupBeside(ctx, c.Path, was)
-	}
-	if err != nil {
-		return c, err
+		if err != nil {
+			return c, err
+		}
 	}
 	if now == nil {
 		err = removeFile(ctx, c.Path, was)

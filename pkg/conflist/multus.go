@@ -63,13 +63,11 @@ func throughMultus(lists, all []config.Conflist, found Network) (Network, error)
 // file.
 func delegated(lists, all []config.Conflist, multus Network) (Network, error) {
 	var conf multusConf
-	var target Network
-	err := json.Unmarshal(multus.Conflist.Doc, &conf)
+	decodeErr := json.Unmarshal(multus.Conflist.Doc, &conf)
 	to, hasEntry := conf.delegate() // by what could be decoded
-	if err != nil {
-		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(err.Error()))
-	} else {
-		target, err = to.find(lists, all)
+	target, err := to.find(lists, all)
+	if decodeErr != nil {
+		err = fmt.Errorf("write what Multus reads there: %s", policy.Printable(decodeErr.Error()))
 	}
 	if err != nil && hasEntry { // an administrator wrote it there, and it is as good as one in a file
 		multus.Entries = 1

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
@@ -80,32 +79,56 @@ func (e Editor) recordEntries(ctx context.Context, n Network, entries ...[]byte)
 	return e.record(ctx, "record the plugin entry", e.RecordPath, func(d *safefile.Dir, name string) error {
 		r := readEntryRecord(e.RecordPath)
 		before, _ := json.Marshal(r)
-		if r.Digests == nil {
-			r.Digests = map[string][]string{}
-		}
-		if len(entries) > 0 {
-			r.Digests[n.Path] = nil
-		}
-		for _, entry := range entries {
-			r.Digests[n.Path] = append(r.Digests[n.Path], digestOf(entry))
-		}
+		r.setEntries(n.Path, entries)
 		if n.Generated {
-			if r.Generated == nil {
-				r.Generated = map[string]string{}
-			}
-			r.Generated[n.Path] = generatedDigest(n.Conflist)
+			r.setGenerated(n.Conflist)
 		}
 		if e.FromFile && len(entries) > 0 {
 			r.Entry = bytes.TrimSpace(entries[len(entries)-1])
 		}
-		maps.DeleteFunc(r.Digests, func(path string, _ []string) bool { return safefile.IsMissing(path) })
-		maps.DeleteFunc(r.Generated, func(path, _ string) bool { return safefile.IsMissing(path) })
+		r.forgetMissing()
 		now, err := json.Marshal(r)
 		if err != nil || bytes.Equal(before, now) {
 			return err
 		}
 		return writeRecord(d, name, now)
 	})
+}
+
+// setEntries makes these entries, if there are any, ip-masq's in a file.
+func (r *entryRecord) setEntries(path string, entries [][]byte) {
+	if len(entries) == 0 {
+		return
+	}
+	var digests []string
+	for _, entry := range entries {
+		digests = append(digests, digestOf(entry))
+	}
+	if r.Digests == nil {
+		r.Digests = map[string][]string{}
+	}
+	r.Digests[path] = digests
+}
+
+func (r *entryRecord) setGenerated(list config.Conflist) {
+	if r.Generated == nil {
+		r.Generated = map[string]string{}
+	}
+	r.Generated[list.File] = generatedDigest(list)
+}
+
+// forgetMissing removes the files that are gone.
+func (r *entryRecord) forgetMissing() {
+	for path := range r.Digests {
+		if safefile.IsMissing(path) {
+			delete(r.Digests, path)
+		}
+	}
+	for path := range r.Generated {
+		if safefile.IsMissing(path) {
+			delete(r.Generated, path)
+		}
+	}
 }
 
 // record calls change with the locked dataDir, which it creates, and the name of a file there; path is "" for

@@ -34,14 +34,16 @@ func inDir(ctx context.Context, path string, do func(d *safefile.Dir, name strin
 // checkUnchanged returns errChanged if the text of a file is not that one; nil is the text of a missing file.
 func checkUnchanged(path string, was []byte) error {
 	doc, _, err := safefile.ReadFile(path, maxSize)
-	missing := errors.Is(err, fs.ErrNotExist)
-	switch {
-	case missing && was == nil:
-		return nil
-	case missing, err == nil && (was == nil || !bytes.Equal(doc, was)):
+	isMissing := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !isMissing {
+		return err
+	}
+	wasMissing := was == nil
+	isUnchanged := isMissing == wasMissing && bytes.Equal(doc, was)
+	if !isUnchanged {
 		return fmt.Errorf("%s: %w", policy.Printable(path), errChanged)
 	}
-	return err
+	return nil
 }
 
 // replace replaces a file's text, which must be was, or returns errChanged. A process that is killed leaves
