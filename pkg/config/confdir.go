@@ -335,7 +335,8 @@ func (l *Conflist) add(doc []byte) error {
 	}
 	e := ConflistEntry{Index: len(l.Types) - 1}
 	var err error
-	if e.Netconf, err = NetconfInList(doc, l.Network, l.CNIVersion); err == nil {
+	e.Netconf, err = NetconfInList(doc, l.Network, l.CNIVersion)
+	if err == nil {
 		e.Entry, err = e.Netconf.Entry()
 	}
 	if err != nil {

@@ -114,26 +114,31 @@ func (d *Document) Read(members []Member, keys []Key) {
 	times := make(map[string]int, len(members))
 	d.Lines, d.Indexes = map[string]int{}, map[string][]int{}
 	for _, m := range members {
-		times[m.Key]++
 		if m.Line > 0 {
 			d.Lines[m.Key] = m.Line
 		}
-		k, isKnown := known[m.Key]
-		isKnown = isKnown || d.File == "" && isReserved(m.Key) // of an entry on stdin; k is ignored then
-		isFirst := times[m.Key] == 1
-		switch {
-		case isFirst && !isKnown:
+		k, isInTable := known[m.Key]
+		isOfRuntime := d.File == "" && isReserved(m.Key) // in an entry on stdin
+		isKnown := isInTable || isOfRuntime
+		times[m.Key]++
+		if times[m.Key] > 1 {
+			if isKnown && times[m.Key] == 2 { // said once
+				d.Fail(m.Key, -1, "", "is there twice; write it once")
+			}
+			continue
+		}
+		if !isKnown {
 			if unknown == nil {
 				unknown = NewUnknownKeys(members, keys)
 			}
 			d.failUnknown(m.Key, unknown)
-		case isFirst && m.Err != nil:
-			d.Fail(m.Key, -1, "", m.Err.Error())
-		case isFirst:
-			k.Read(d, m.Key, m.Value)
-		case isKnown && times[m.Key] == 2: // said once
-			d.Fail(m.Key, -1, "", "is there twice; write it once")
+			continue
 		}
+		if m.Err != nil {
+			d.Fail(m.Key, -1, "", m.Err.Error())
+			continue
+		}
+		k.Read(d, m.Key, m.Value) // nothing, of a key of the runtime
 	}
 }
 
@@ -306,7 +311,8 @@ func tomlMembers(file string, doc []byte, tables ...string) ([]Member, error) {
 			continue
 		}
 		seen[m.Key] = true
-		if m.Value, err = json.Marshal(value); err != nil {
+		m.Value, err = json.Marshal(value)
+		if err != nil {
 			m.Err = errors.New("holds a number that is not finite; write a finite one")
 		}
 		m.Line = cmp.Or(lines[m.Key], lines[path[0]])

@@ -63,13 +63,17 @@ func (u *UnknownKeys) Remedy(name string) string {
 }
 
 func isList(members []Member) bool {
-	var isKind, hasItems bool
+	var hasKind, hasItems bool
 	for _, m := range members {
-		isListKind := string(m.Value) == `"List"` || string(m.Value) == `"ConfigMapList"`
-		isKind = isKind || m.Key == "kind" && isListKind
-		hasItems = hasItems || m.Key == "items" && m.Err == nil && KindOf(m.Value) == List
+		value := string(m.Value)
+		if m.Key == "kind" && (value == `"List"` || value == `"ConfigMapList"`) {
+			hasKind = true
+		}
+		if m.Key == "items" && m.Err == nil && KindOf(m.Value) == List {
+			hasItems = true
+		}
 	}
-	return isKind && hasItems
+	return hasKind && hasItems
 }
 
 func isConfigMap(members []Member) bool {
@@ -97,9 +101,9 @@ func (u *UnknownKeys) isKey(name string) bool {
 	return false
 }
 
-// holdsKeys reports whether a value is an object with known keys, or text that has one with its colon, such as a
-// file in a ConfigMap, under whatever name. It looks no deeper than the items of a List of ConfigMaps need: each
-// level reads the whole value again, and whoever writes a document chooses its depth.
+// holdsKeys reports whether a value is an object with known keys, or text that has one with its colon, such as
+// a file in a ConfigMap, under whatever name. It looks no deeper than the items of a List of ConfigMaps need:
+// each level reads the whole value again, and whoever writes a document chooses its depth.
 func (u *UnknownKeys) holdsKeys(m Member, depth int) bool {
 	const deepest = 4
 	if m.Err != nil || depth > deepest {
@@ -114,12 +118,18 @@ func (u *UnknownKeys) holdsKeys(m Member, depth int) bool {
 		}
 	case String:
 		text, _ := stringValue(m.Value)
-		for line := range strings.Lines(text) {
-			for part := range strings.SplitSeq(line, ",") {
-				name, _, hasColon := strings.Cut(part, ":")
-				if hasColon && u.tells(strings.Trim(name, " \t{\"'")) {
-					return true
-				}
+		return u.textHoldsKeys(text)
+	}
+	return false
+}
+
+// textHoldsKeys reports whether a line of YAML or JSON has a known key with its colon.
+func (u *UnknownKeys) textHoldsKeys(text string) bool {
+	for line := range strings.Lines(text) {
+		for part := range strings.SplitSeq(line, ",") {
+			name, _, hasColon := strings.Cut(part, ":")
+			if hasColon && u.tells(strings.Trim(name, " \t{\"'")) {
+				return true
 			}
 		}
 	}
@@ -132,7 +142,13 @@ func (u *UnknownKeys) tells(name string) bool {
 	const least = len("backend")
 	for _, k := range u.keys {
 		known := k.Name[strings.LastIndexByte(k.Name, '.')+1:]
-		if k.field != nil && k.Kind != Object && len(known) >= least && strings.EqualFold(known, name) {
+		isOfProtocol := k.field == nil
+		isTable := k.Kind == Object
+		isShort := len(known) < least
+		if isOfProtocol || isTable || isShort {
+			continue
+		}
+		if strings.EqualFold(known, name) {
 			return true
 		}
 	}
@@ -146,8 +162,12 @@ func synonym(unknown string, keys []Key) string {
 		table, name = unknown[:dot+1], unknown[dot+1:]
 	}
 	ours := nameOfOthers(fold(name))
+	if ours == "" {
+		return misspelled(unknown, keys)
+	}
 	for _, k := range keys {
-		if ours != "" && (k.Name == table+ours || table == "" && strings.HasSuffix(k.Name, "."+ours)) {
+		isInTable := table == "" && strings.HasSuffix(k.Name, "."+ours)
+		if k.Name == table+ours || isInTable {
 			return k.Name
 		}
 	}
@@ -186,28 +206,32 @@ func nameOfOthers(name string) string {
 // more or less is one, nor another digit or a negation: such a key may mean something else, or the opposite.
 // If two keys are as near, none is meant.
 func misspelled(unknown string, keys []Key) string {
-	best, bestSlips, ambiguous := "", 0, false
-	a := fold(unknown)
+	var nearest []string // keys with the fewest slips
+	fewest := 0
+	written := fold(unknown)
 	for _, k := range keys {
-		b := fold(k.Name)
-		otherDigits := digits(a) != "" && digits(a) != digits(b)
-		if otherDigits || isNegated(a) != isNegated(b) {
+		name := fold(k.Name)
+		hasOtherDigits := digits(written) != "" && digits(written) != digits(name)
+		isOpposite := isNegated(written) != isNegated(name)
+		if hasOtherDigits || isOpposite {
 			continue
 		}
-		n := slips(a, b)
-		isWorse := n > slipsAllowed(b) || best != "" && n > bestSlips
-		if isWorse {
+		n := slips(written, name)
+		if n > slipsAllowed(name) {
 			continue
 		}
-		ambiguous = best != "" && n == bestSlips
-		if !ambiguous {
-			best, bestSlips = k.Name, n
+		if len(nearest) == 0 || n < fewest {
+			nearest = nil
+			fewest = n
+		}
+		if n == fewest {
+			nearest = append(nearest, k.Name)
 		}
 	}
-	if ambiguous {
+	if len(nearest) != 1 {
 		return ""
 	}
-	return best
+	return nearest[0]
 }
 
 // slipsAllowed is less than the letters of a word that changes the meaning, such as in nodeCIDRs for
