@@ -164,9 +164,13 @@ func (d *Dir) AttachCached(p Pod) (recorded bool, err error) {
 		return false, err
 	}
 	defer f.close()
-	has, err := f.pod(p.Attachment.file())
-	if err != nil || has != nil && !has.Cached {
+	before, err := f.pod(p.Attachment.file())
+	if err != nil {
 		return false, err
+	}
+	hadADD := before != nil && !before.Cached
+	if hadADD {
+		return false, nil
 	}
 	temp, err := f.stage(writeAttachment, p.file(), p.encode(), overwrite)
 	if err != nil {

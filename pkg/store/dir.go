@@ -198,8 +198,11 @@ func (d *Dir) makeDataDir() (*folder, error) {
 			return f, err
 		}
 		err = d.createDataDir()
-		isFinal := ignoring(err, os.ErrNotExist, os.ErrExist) != nil
-		if isFinal || err != nil && attempt == attempts {
+		wasChanged := errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrExist)
+		if wasChanged && attempt < attempts {
+			continue
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -3,6 +3,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,14 +96,16 @@ func (d *Dir) lock(ctx context.Context, create bool) (*Lock, error) {
 			return nil, err
 		}
 		err = l.take(ctx)
-		if err == nil && isAt(l.file, l.root.in(lockFile)) {
+		isInPlace := isAt(l.file, l.root.in(lockFile))
+		if err == nil && isInPlace {
 			d.held.Store(l)
 			return l, nil
 		}
-		// If there is no error, the file was removed while the lock was waited for.
-		if err := errors.Join(err, l.Release()); err != nil {
+		err = errors.Join(err, l.Release())
+		if err != nil {
 			return nil, err
 		}
+		// The file was removed while the lock was waited for.
 	}
 }
 
@@ -119,8 +122,8 @@ func (l *Lock) take(ctx context.Context) error {
 
 func isAt(file *os.File, path string) bool {
 	var open, found unix.Stat_t
-	return unix.Fstat(int(file.Fd()), &open) == nil && unix.Lstat(path, &found) == nil &&
-		open.Dev == found.Dev && open.Ino == found.Ino
+	err := cmp.Or(unix.Fstat(int(file.Fd()), &open), unix.Lstat(path, &found))
+	return err == nil && open.Dev == found.Dev && open.Ino == found.Ino
 }
 
 // openLock opens the lock file. The process that creates it makes the dataDir durable: it comes before

@@ -210,7 +210,11 @@ func (d *Dir) tryReadSources(root *folder, before []string) (files []file, names
 	}
 	for _, name := range names {
 		document, isDropped := strings.CutSuffix(name, droppedSuffix)
-		if isDropped && (slices.Contains(names, document) || d.isDropping(root, document)) {
+		isWrittenAgain := isDropped && slices.Contains(names, document)
+		if isWrittenAgain {
+			continue
+		}
+		if isDropped && d.isDropping(root, document) {
 			continue
 		}
 		one, err := sources.document(name)
@@ -274,18 +278,24 @@ func (f file) state() State {
 func (s *State) add(f file) {
 	err := f.err
 	if err == nil {
-		err = s.decode(f)
+		err = s.decodeNamed(f)
 	}
-	switch {
-	case err == nil:
-		return
-	case errors.Is(err, ErrNewer):
-		err = fmt.Errorf("document %s: %w", shown(f.path), err)
-	case f.err == nil:
-		err = fmt.Errorf("%s %s: %w; it is moved aside when it is written again from its source",
-			readDocument, shown(f.path), bounded(err))
+	if err != nil {
+		s.Unreadable = append(s.Unreadable, FileError{f.path, err})
 	}
-	s.Unreadable = append(s.Unreadable, FileError{f.path, err})
+}
+
+// decodeNamed adds what a file says. The error names the file and the remedy.
+func (s *State) decodeNamed(f file) error {
+	err := s.decode(f)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, ErrNewer) {
+		return fmt.Errorf("document %s: %w", shown(f.path), err)
+	}
+	return fmt.Errorf("%s %s: %w; it is moved aside when it is written again from its source",
+		readDocument, shown(f.path), bounded(err))
 }
 
 func (s *State) decode(f file) error {

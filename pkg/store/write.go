@@ -316,32 +316,42 @@ func (l *Lock) PutRecord(r Record) error {
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", writeDocument, shown(l.root.in(podsFile)), err)
 	}
-	stored, err := l.root.read(recordFile)
-	if err != nil || !bytes.Equal(stored, record) {
-		before, err := decode[recordDocument](stored)
-		isDurable := err != nil || !before.sameAfterCrash(r)
-		if err := l.putRecordFile(record, isDurable); err != nil {
-			return err
-		}
-	}
-	if len(r.Namespaces) == 0 && !l.root.has(podsFile) {
-		return nil
-	}
-	stored, err = l.root.read(podsFile)
-	if err == nil && bytes.Equal(stored, pods) {
-		return nil
-	}
-	return l.root.replaceFile(podsFile, pods, fillUnsynced)
-}
-
-func (l *Lock) putRecordFile(data []byte, durable bool) error {
-	if !durable {
-		return l.root.replaceFile(recordFile, data, fillUnsynced)
-	}
-	if err := l.root.replaceFile(recordFile, data, safefile.Fill); err != nil {
+	if err := l.root.putRecord(r, record); err != nil {
 		return err
 	}
-	return l.root.sync()
+	isWanted := len(r.Namespaces) > 0 || l.root.has(podsFile)
+	if !isWanted {
+		return nil
+	}
+	return l.root.putPods(pods)
+}
+
+// putRecord replaces the file of the record by an encoded one.
+func (f *folder) putRecord(r Record, encoded []byte) error {
+	stored, err := f.read(recordFile)
+	isStored := err == nil && bytes.Equal(stored, encoded)
+	if isStored {
+		return nil
+	}
+	before, err := decode[recordDocument](stored)
+	survivesCrash := err == nil && before.sameAfterCrash(r)
+	if survivesCrash {
+		return f.replaceFile(recordFile, encoded, fillUnsynced)
+	}
+	err = f.replaceFile(recordFile, encoded, safefile.Fill)
+	if err != nil {
+		return err
+	}
+	return f.sync()
+}
+
+func (f *folder) putPods(encoded []byte) error {
+	stored, err := f.read(podsFile)
+	isStored := err == nil && bytes.Equal(stored, encoded)
+	if isStored {
+		return nil
+	}
+	return f.replaceFile(podsFile, encoded, fillUnsynced)
 }
 
 // replaceFile replaces a file of the directory of the record by a rename.
