@@ -262,14 +262,31 @@ func removeNewDirs(above string) {
 		if err != nil {
 			continue
 		}
-		names, err := f.names()
-		hasMarker := slices.Equal(names, []string{markerFile}) && f.isRecognized(markerFile)
-		if err == nil && (len(names) == 0 || hasMarker) {
-			_ = f.remove(markerFile)
-			_ = unix.Rmdir(path)
+		if f.isNew() {
+			f.removeNew(path)
 		}
 		f.close()
 	}
+}
+
+// isNew reports whether the directory has nothing but the marker.
+func (f *folder) isNew() bool {
+	names, err := f.names()
+	hasMarker := slices.Equal(names, []string{markerFile}) && f.isRecognized(markerFile)
+	return err == nil && (len(names) == 0 || hasMarker)
+}
+
+// removeNew removes the directory, which isNew and has this path. Another process may be about to rename it to
+// the dataDir, which must keep its marker. Only one of the two renames succeeds. If it is this one, the other
+// process starts again.
+func (f *folder) removeNew(path string) {
+	taken := filepath.Join(filepath.Dir(path), safefile.TempName(newDirPrefix))
+	err := unix.Rename(path, taken)
+	if err != nil {
+		return
+	}
+	_ = f.remove(markerFile)
+	_ = unix.Rmdir(taken)
 }
 
 // renameNew renames a directory to a name that no other one has. File systems over a network do not support
