@@ -119,6 +119,6 @@ func endOf(events []time.Time, enough int) time.Time {
 
 // appendLast appends a time, and keeps the last so many.
 func appendLast(times []time.Time, t time.Time, most int) []time.Time {
-	all := append(times, t)
-	return all[max(0, len(all)-most):]
+	times = append(times, t)
+	return times[max(0, len(times)-most):]
 }
