@@ -276,9 +276,9 @@ func (f *folder) isNew() bool {
 	return err == nil && (len(names) == 0 || hasMarker)
 }
 
-// removeNew removes the directory, which isNew and has this path. Another process may be about to rename it to
-// the dataDir, which must keep its marker. Only one of the two renames succeeds. If it is this one, the other
-// process starts again.
+// removeNew removes the directory, which isNew and has this path. Another process may be about to rename it
+// to the dataDir, which must keep its marker. Only one of the two renames succeeds. If it is this one, the
+// other process starts again.
 func (f *folder) removeNew(path string) {
 	taken := filepath.Join(filepath.Dir(path), safefile.TempName(newDirPrefix))
 	err := unix.Rename(path, taken)
