@@ -100,13 +100,12 @@ func protocolName(number byte) string {
 	return fmt.Sprint(number)
 }
 
-// bitNames writes the names of bits that are set.
-func bitNames(bits uint32, names ...string) string {
-	var set []string
+// bitNames returns the names of the bits that are set, from the lowest bit on.
+func bitNames(bits uint32, names ...string) (set []string) {
 	for i, name := range names {
 		if bits&(1<<i) != 0 {
 			set = append(set, name)
 		}
 	}
-	return strings.Join(set, ",")
+	return set
 }

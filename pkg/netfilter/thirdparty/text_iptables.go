@@ -209,7 +209,7 @@ func (p *iptablesPrinter) addressType(option string, types uint16, inverted bool
 	}
 	// RTN_*
 	names := []string{"UNSPEC", "UNICAST", "LOCAL", "BROADCAST", "ANYCAST", "MULTICAST", "BLACKHOLE"}
-	p.add(option, bitNames(uint32(types), names...))
+	p.add(option, strings.Join(bitNames(uint32(types), names...), ","))
 }
 
 func (p *iptablesPrinter) target(e nfnetlink.Target) {

@@ -237,18 +237,7 @@ func connectionName(key uint32) string {
 }
 
 func fibName(e nfnetlink.FIB) string {
-	var keys []string
-	for _, key := range []struct {
-		flag uint32
-		name string
-	}{
-		{unix.NFTA_FIB_F_SADDR, "saddr"}, {unix.NFTA_FIB_F_DADDR, "daddr"}, {unix.NFTA_FIB_F_MARK, "mark"},
-		{unix.NFTA_FIB_F_IIF, "iif"}, {unix.NFTA_FIB_F_OIF, "oif"},
-	} {
-		if e.Flags&key.flag != 0 {
-			keys = append(keys, key.name)
-		}
-	}
+	keys := bitNames(e.Flags, "saddr", "daddr", "mark", "iif", "oif") // NFTA_FIB_F_*
 	result := "type"
 	switch e.Result {
 	case unix.NFT_FIB_RESULT_OIF:
@@ -270,7 +259,7 @@ func (p *nftPrinter) compare(e nfnetlink.Cmp) {
 	isZero := len(e.Data) == 4 && areAll(e.Data, 0)
 	if e.Op == nfnetlink.NotEqual && held.isStates() && isZero { // ct state & new != 0
 		states := bitNames(held.number(held.mask), "invalid", "established", "related", "new") // NF_CT_STATE_BIT
-		p.add(held.name, states)
+		p.add(held.name, strings.Join(states, ","))
 		return
 	}
 	left, right := held.text(), held.valueText(e.Data)
