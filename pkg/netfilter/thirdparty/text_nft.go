@@ -167,7 +167,7 @@ func (p *nftPrinter) networkField(e nfnetlink.Payload) string {
 		header = "ip6"
 	}
 	source := nfnetlink.LoadAddress(p.family, nfnetlink.Source, 0)
-	field := ""
+	var field string
 	switch {
 	case e.Offset == source.Offset && e.Len <= source.Len:
 		field = "saddr"
