@@ -222,34 +222,51 @@ func readLegacy(
 	return found, err
 }
 
+// readTables reads the base chains for which has is true, of a family and of inet, whose tables have both. A
+// table that cannot be read is missing, and the error says so.
 func readTables(
 	conn *nfnetlink.Conn, f policy.Family, has func(*nfnetlink.Base) bool, isOwned func(Place) bool,
 ) (found []*baseChain, err error) {
 	for _, link := range []nfnetlink.Family{netfilter.LinkOf(f), nfnetlink.Inet} {
-		tables, errTables := conn.Tables(link)
-		chains, errChains := conn.Chains(link, "")
-		if err := errors.Join(errTables, errChains); err != nil {
-			return found, err
+		chains, failed := readTablesOf(conn, f, link, has, isOwned)
+		found = append(found, chains...)
+		err = errors.Join(err, failed)
+	}
+	return found, err
+}
+
+func readTablesOf(
+	conn *nfnetlink.Conn, f policy.Family, link nfnetlink.Family,
+	has func(*nfnetlink.Base) bool, isOwned func(Place) bool,
+) (found []*baseChain, err error) {
+	tables, errTables := conn.Tables(link)
+	chains, errChains := conn.Chains(link, "")
+	err = errors.Join(errTables, errChains)
+	if nfnetlink.Unsupported(err) { // which would hide what failed in the other family
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]*table{}
+	for _, t := range tables {
+		if !t.Dormant() {
+			known[t.Name] = newTable(placeOf(f, link, t.Name))
 		}
-		known := map[string]*table{}
-		for _, t := range tables {
-			if !t.Dormant() {
-				known[t.Name] = newTable(placeOf(f, link, t.Name))
-			}
+	}
+	// Of one priority, the kernel calls first what was registered last.
+	for _, c := range slices.Backward(chains) {
+		t := known[c.Table]
+		if t == nil || c.Base == nil || !has(c.Base) {
+			continue
 		}
-		// Of one priority, the kernel calls first what was registered last.
-		for _, c := range slices.Backward(chains) {
-			t := known[c.Table]
-			if t == nil || c.Base == nil || !has(c.Base) {
-				continue
-			}
-			if failed := t.read(tableReader{conn, link, c.Table}, c.Name, isOwned); failed != nil {
-				err = errors.Join(err, failed)
-				continue
-			}
-			isNAT, drops := c.Base.Type == "nat", c.Base.Policy == nfnetlink.Drop
-			found = append(found, t.baseChain(c.Name, isNAT, c.Base.Priority, drops))
+		failed := t.read(tableReader{conn, link, c.Table}, c.Name, isOwned)
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
 		}
+		isNAT, drops := c.Base.Type == "nat", c.Base.Policy == nfnetlink.Drop
+		found = append(found, t.baseChain(c.Name, isNAT, c.Base.Priority, drops))
 	}
 	return found, err
 }
