@@ -101,9 +101,9 @@ func (u *UnknownKeys) isKey(name string) bool {
 	return false
 }
 
-// holdsKeys reports whether a value is an object with known keys, or text that has one with its colon, such as
-// a file in a ConfigMap, under whatever name. It looks no deeper than the items of a List of ConfigMaps need:
-// each level reads the whole value again, and whoever writes a document chooses its depth.
+// holdsKeys reports whether a value is an object with known keys, or text that has one with its colon, such
+// as a file in a ConfigMap, under whatever name. It looks no deeper than the items of a List of ConfigMaps
+// need: each level reads the whole value again, and a document can have very many levels.
 func (u *UnknownKeys) holdsKeys(m Member, depth int) bool {
 	const deepest = 4
 	if m.Err != nil || depth > deepest {
