@@ -89,7 +89,7 @@ func TestFindings(t *testing.T) {
 		}, want: map[string]string{"notice conflist-without-us": `(network "pods")`}},
 		{"what a dry run warns about", func(h *testHost) {
 			warnings := map[string]string{"conflist-broken": "20-x.conflist", "damaged-document": "/d is torn\nor so", "agent-files-invalid": "ip-masq-agent:3: nonMasq",
-				"agent-files-missing": "/etc/config is gone", "unknown-key": "ip-masq-agent:4: nonMasqueradeCIDR", "multus": "delegates", "entry-differs": "in guard", "entry-file-missing": "gone", "conflist-not-exchanged": "vfat", "conflist-copy": "05-ip-masq.conflist", "slow-list": "71 prefixes", "ports-not-random": "older than 1.6.2", "listen-failed": "health_listen: in use"}
+				"agent-files-missing": "/etc/config is gone", "unknown-key": "ip-masq-agent:4: nonMasqueradeCIDR", "multus": "delegates", "entry-differs": "in guard", "entry-file-missing": "gone", "conflist-not-exchanged": "vfat", "conflist-copy": "05-ip-masq.conflist", "slow-list": "71 prefixes", "pods-without-room": "3 of these", "ports-not-random": "older than 1.6.2", "listen-failed": "health_listen: in use"}
 			h.edit = func(n *Host) {
 				n.Warnings = func(id string) (found []error) {
 					if text, ok := warnings[id]; ok {
@@ -98,7 +98,7 @@ func TestFindings(t *testing.T) {
 					return found
 				}
 			}
-		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap", "notice agent-files-missing": "is gone, Mount", "problem unknown-key": "agent:4, Correct the names", "problem multus": "delegates, restart Multus", "problem entry-differs": "in guard, install --replace", "notice entry-file-missing": "gone, Write the file again", "notice conflist-not-exchanged": "vfat, RENAME_EXCHANGE", "problem conflist-copy": "05-ip-masq.conflist, manage = true", "notice slow-list": "71 prefixes", "notice ports-not-random": "older than 1.6.2, Install iptables 1.6.2", "problem listen-failed": "health_listen, ss -ltnp"}},
+		}, map[string]string{"problem conflist-broken": "20-x.conflist", "problem damaged-document": "/d is torn, or so", "notice agent-files-invalid": "nonMasq, ConfigMap", "notice agent-files-missing": "is gone, Mount", "problem unknown-key": "agent:4, Correct the names", "problem multus": "delegates, restart Multus", "problem entry-differs": "in guard, install --replace", "notice entry-file-missing": "gone, Write the file again", "notice conflist-not-exchanged": "vfat, RENAME_EXCHANGE", "problem conflist-copy": "05-ip-masq.conflist, manage = true", "notice slow-list": "71 prefixes", "problem pods-without-room": "3 of these, Set backend to nftables", "notice ports-not-random": "older than 1.6.2, Install iptables 1.6.2", "problem listen-failed": "health_listen, ss -ltnp"}},
 		{"a conflist before the one with the entry", func(h *testHost) { h.files["etc/cni/net.d/05-else.conflist"] = conflist("else", bridge) },
 			map[string]string{"problem conflist-without-us": `05-else.conflist" (network "else")`}},
 		{"a conflist that lost its entry, and no policy any more", func(h *testHost) {

@@ -5,6 +5,7 @@ package enforce
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -50,8 +51,8 @@ func (e *Enforcer) desireExemption(s *State, listing podListing) {
 	}
 }
 
-// limitExemptPods leaves out the newest pods, whose ADDs fail, if a chain may not have rules for all. The
-// others stay exempt. A list of namespaces that is about more pods than that does not come into force.
+// limitExemptPods leaves out pods, whose ADDs fail, if a chain may not have rules for all. A list of
+// namespaces that is about more pods than that does not come into force.
 func (e *Enforcer) limitExemptPods(s *State, c *Chain) {
 	b, err := e.Drivers.Open(c.Choice)
 	if err != nil || !slices.Equal(s.node.exempt.Namespaces, s.onRecord.now.Namespaces) {
@@ -63,20 +64,53 @@ func (e *Enforcer) limitExemptPods(s *State, c *Chain) {
 		return
 	}
 	c.overLimit, c.limitErr = nil, tooMany
-	// As a whole: a pod whose ADD fails must not be exempt by some of its addresses.
-	isLeftOut := map[store.Attachment]bool{}
-	for _, p := range oldestFirst(c.exempted(s.node.exempt.Pods))[policy.MaxExemptPods:] {
-		isLeftOut[p.Attachment] = true
-	}
+	hasNoRoom := c.withoutRoom(s.node.exempt.Pods, s.onRecord.now.Pods)
 	var stay []store.ExemptPod
 	for _, p := range s.node.exempt.Pods {
-		if isLeftOut[p.Attachment] {
+		if hasNoRoom[p.Attachment] {
 			c.overLimit = append(c.overLimit, p)
 		} else {
 			stay = append(stay, p)
 		}
 	}
 	s.node.exempt.Pods = stay
+}
+
+// withoutRoom returns the attachments whose addresses do not fit into the chain. Each counts as a whole: a
+// pod whose ADD fails must not be exempt by some of its addresses. Those on record come first, then the
+// older ones: neither a pod whose ADD failed, nor the time of a file in the runtime's cache, takes the room
+// of a pod that is exempt.
+func (c *Chain) withoutRoom(pods, onRecord []store.ExemptPod) map[store.Attachment]bool {
+	isNew := map[store.Attachment]bool{}
+	for _, p := range podsWithout(pods, onRecord) {
+		isNew[p.Attachment] = true
+	}
+	addresses := map[store.Attachment]int{}
+	began := map[store.Attachment]int64{}
+	for _, p := range c.exempted(pods) {
+		addresses[p.Attachment]++
+		began[p.Attachment] = p.At
+	}
+	inOrder := slices.SortedFunc(maps.Keys(addresses), func(x, y store.Attachment) int {
+		switch {
+		case isNew[x] == isNew[y]:
+			return cmp.Or(cmp.Compare(began[x], began[y]), x.Compare(y))
+		case isNew[x]:
+			return 1
+		default:
+			return -1
+		}
+	})
+	hasNoRoom := map[store.Attachment]bool{}
+	room := policy.MaxExemptPods
+	for _, a := range inOrder {
+		if addresses[a] > room {
+			hasNoRoom[a] = true
+			continue
+		}
+		room -= addresses[a]
+	}
+	return hasNoRoom
 }
 
 // exempted returns the addresses for which the chain has a rule: of its families and namespaces.
@@ -94,13 +128,6 @@ func (c *Chain) exempted(pods []store.ExemptPod) []store.ExemptPod {
 	return exempted
 }
 
-// oldestFirst returns the addresses by age, so that those of an attachment follow each other.
-func oldestFirst(pods []store.ExemptPod) []store.ExemptPod {
-	return slices.SortedFunc(slices.Values(pods), func(x, y store.ExemptPod) int {
-		return cmp.Or(cmp.Compare(x.At, y.At), x.Compare(y.Attachment))
-	})
-}
-
 // OverLimit returns the BoundError of the chain that cannot exempt one of these addresses, which no chain
 // exempts then, or nil.
 func (s *State) OverLimit(addresses []netip.Addr) error {
@@ -112,6 +139,20 @@ func (s *State) OverLimit(addresses []netip.Addr) error {
 		}
 	}
 	return nil
+}
+
+// PodsWithoutRoom returns an error for each chain that cannot exempt all pods of its namespaces.
+func (s *State) PodsWithoutRoom() (errs []error) {
+	for _, c := range s.Chains {
+		containers := map[string]bool{}
+		for _, p := range c.overLimit {
+			containers[p.ContainerID] = true
+		}
+		if len(containers) > 0 {
+			errs = append(errs, fmt.Errorf("%d of these pods are not exempt: %w", len(containers), c.limitErr))
+		}
+	}
+	return errs
 }
 
 // readExemption finds out by the records of pods which pods the policies exempt.

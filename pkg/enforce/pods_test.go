@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/netfilter"
@@ -196,7 +197,7 @@ func TestBoundOfChains(t *testing.T) {
 	}
 }
 
-// TestPodsBeyondAsAWhole: of a pod that does not fit no address is exempt, whichever family it is of.
+// TestPodsBeyondAsAWhole: of a pod that does not fit no address is exempt, whichever family it is of. A smaller one is.
 func TestPodsBeyondAsAWhole(t *testing.T) {
 	e := &Enforcer{Drivers: netfiltertest.New().Drivers()}
 	var pods []store.ExemptPod
@@ -222,13 +223,39 @@ func TestPodsBeyondAsAWhole(t *testing.T) {
 	source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}}
 	s.Chains = []Chain{{Choice: netfiltertest.IPTables, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
 	e.limitExemptPods(s, &s.Chains[0])
-	if !slices.Equal(s.node.exempt.Pods, pods[:fit]) {
-		t.Errorf("%d addresses are exempt, want the %d of older pods", len(s.node.exempt.Pods), fit)
+	if !slices.Equal(s.node.exempt.Pods, append(slices.Clone(pods[:fit]), later)) {
+		t.Errorf("%d addresses are exempt, want the %d of the other pods", len(s.node.exempt.Pods), fit+1)
 	}
-	for _, a := range []netip.Addr{pods[fit].Address, pods[fit+63].Address, p.Address, later.Address} {
+	for _, a := range []netip.Addr{pods[fit].Address, pods[fit+63].Address, p.Address} {
 		if s.OverLimit([]netip.Addr{a}) == nil {
 			t.Errorf("an ADD of a pod with %s passes", a)
 		}
+	}
+}
+
+// TestExemptPodsKeepTheirRoom: a pod that is exempt stays exempt beside an older one that was recorded later: from the runtime's
+// cache, or by an ADD that failed.
+func TestExemptPodsKeepTheirRoom(t *testing.T) {
+	e := &Enforcer{Drivers: netfiltertest.New().Drivers()}
+	var pods []store.ExemptPod
+	for i := range policy.MaxExemptPods {
+		p := exempt(fmt.Sprint(i), "prod", int64(i+9), false)
+		p.Address = netip.AddrFrom4([4]byte{10, 88, byte(i >> 8), byte(i)})
+		pods = append(pods, p)
+	}
+	older := exempt("older", "prod", 1, true)
+	older.Address = netip.MustParseAddr("10.89.0.1")
+	recorded := store.ExemptPods{Namespaces: []string{"prod"}, Pods: pods}
+	found := store.ExemptPods{Namespaces: []string{"prod"}, Pods: append(slices.Clone(pods), older)}
+	s := &State{onRecord: onRecord{now: store.Record{ExemptPods: recorded}}, node: node{exempt: exemption{ExemptPods: found}}}
+	source := policy.SourcePolicy{Chain: "A", NonMasqueradeNamespaces: []string{"prod"}}
+	s.Chains = []Chain{{Choice: netfiltertest.IPTables, Policy: policy.Merge([]policy.Source{{Policy: source}})[0]}}
+	e.limitExemptPods(s, &s.Chains[0])
+	if !slices.Equal(s.node.exempt.Pods, pods) || s.OverLimit([]netip.Addr{older.Address}) == nil {
+		t.Errorf("%d addresses are exempt, an older one too: %t", len(s.node.exempt.Pods), slices.Contains(s.node.exempt.Pods, older))
+	}
+	if errs := s.PodsWithoutRoom(); len(errs) != 1 || !strings.HasPrefix(errs[0].Error(), "1 of these pods are not exempt: chain A: ") {
+		t.Errorf("pods without room: %v", errs)
 	}
 }
 

@@ -122,6 +122,9 @@ func addRuleWarnings(r *Report) {
 	for _, i := range s.Guard.Inactive {
 		r.warn(FindingWarning{i, "guard-inactive"})
 	}
+	for _, full := range s.PodsWithoutRoom() {
+		r.warn(FindingWarning{full, "pods-without-room"})
+	}
 	for _, u := range policy.UnboundTraffic(s.Policies()) {
 		r.warn(FindingWarning{u, "enforce-exempt-unbound"})
 	}
