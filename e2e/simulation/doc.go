@@ -55,7 +55,8 @@
 //     as before until a reconciler's sync, and one that is not on record, as the record was lost while it got another name, for
 //     good, or goes before the new one is in another backend. Until something has passed without a fault after a boot, a chain
 //     may be missing.
-//   - A document that a killed process wrote may be lost in a crash, as another process does not sync it again.
+//   - A document that a process wrote may be lost in a crash, or be the one before, if the process was killed or its sync of
+//     the directory failed: another process does not sync it again.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.
 //     The guard of its policy then comes before its rules, as on a node without rules.
 //   - After a fault a reconciler may back off for 75 s, after a fight with another program for 5 minutes, and for a minute

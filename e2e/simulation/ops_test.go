@@ -712,10 +712,20 @@ func (w *world) setClock(number int) {
 func (w *world) reboot() {
 	w.counts["reboots"]++
 	synced := w.rand.IntN(2) == 0
+	before := map[*network]string{}
+	for _, n := range w.networks {
+		before[n], _ = w.machine.ReadFile(n.document)
+	}
 	w.machine.Crash(synced)
 	for _, n := range w.networks {
 		if !synced && w.counts["kills"] > 0 { // a killed process may have renamed a document, and not synced it
 			n.claim(nil, nil)
+		}
+		after, exists := w.machine.ReadFile(n.document)
+		if exists && before[n] != "" && after != before[n] { // it was replaced, and that was not synced
+			for _, v := range n.versions {
+				n.claim(v, nil)
+			}
 		}
 	}
 	for _, p := range slices.DeleteFunc(slices.Clone(w.running), (*process).ended) {
