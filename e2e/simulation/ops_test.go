@@ -295,7 +295,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 	if w.scenario.admin {
 		v = n.conf // whatever stdin says
 	}
-	stored, _ := w.machine.ReadFile(n.document)
+	stored := w.stored(n)
 	p := w.verb(o, args, func(p *process) {
 		w.counts["ADD"]++
 		if pod.container != container || pod.phase != starting { // of another boot
@@ -321,7 +321,7 @@ func (w *world) add(o *op, n *network, v *version) *process {
 		if stale && w.alone(p) && n.since < p.start && w.healthy(p) && !w.harmed() { // what is stored is the conflist's
 			n.unclaim(p)
 		}
-		if now, _ := w.machine.ReadFile(n.document); now != stored && p.returned && p.err != nil && w.refusedFirst(p, v) {
+		if w.stored(n) != stored && p.returned && p.err != nil && w.refusedFirst(p, v) {
 			w.object("%s fails and has stored a policy that the kernel refuses", p.Name)
 		}
 		w.resolve(n, p, v)
@@ -707,6 +707,16 @@ func (w *world) setClock(number int) {
 	for _, n := range w.networks { // one that is unused is dropped ten minutes after the times of its files
 		n.used = time.Now().Add(-10 * time.Minute)
 	}
+}
+
+// stored returns the document of a network. One that a process was about to drop when it was killed is stored: the next one that
+// takes the lock restores it.
+func (w *world) stored(n *network) string {
+	text, exists := w.machine.ReadFile(n.document)
+	if !exists {
+		text, _ = w.machine.ReadFile(n.document + ".dropped")
+	}
+	return text
 }
 
 func (w *world) reboot() {
