@@ -133,7 +133,12 @@ func Flock(ctx context.Context, file interface{ Fd() uintptr }) error {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
-		if ctx.Err() != nil { // both may be ready, and a simulated node has to do the same again
+		// Both may be ready, and the timer of ctx a moment later: a simulated node has to do the same again.
+		deadline, hasDeadline := ctx.Deadline()
+		if hasDeadline && !time.Now().Before(deadline) {
+			<-ctx.Done()
+		}
+		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 	}
