@@ -52,9 +52,9 @@
 //   - Rules that stay beside a damaged document may exempt the former pod of an address until the next sync. A chain that the
 //     kernel refuses is missing after a boot.
 //   - A chain that was not removed, as that failed, the guards could not be read or the kernel refuses another one, masquerades
-//     as before until a reconciler's sync, and one that is not on record, as the record was lost while it got another name, for
-//     good, or goes before the new one is in another backend. Until something has passed without a fault after a boot, a chain
-//     may be missing.
+//     as before until a reconciler's sync, and one that is not on record, as the record was lost while it got another name or
+//     its document went, for good, or goes before the new one is in another backend. Until something has passed without a fault
+//     after a boot, a chain may be missing.
 //   - A document that a process wrote may be lost in a crash, or be the one before, if the process was killed or its sync of
 //     the directory failed: another process does not sync it again.
 //   - A damaged or lost document may be without effect once its chains are gone, and the subnets of pods are lost with it.

@@ -704,6 +704,9 @@ func (w *world) setClock(number int) {
 	forward := []time.Duration{time.Minute, time.Hour, day, year, 20 * year, -time.Minute, -time.Hour, -year}[number]
 	w.counts["steps of the clock"]++
 	w.machine.SetClock(forward)
+	if forward == -time.Minute {
+		w.book.ahead += time.Minute
+	}
 	for _, n := range w.networks { // one that is unused is dropped ten minutes after the times of its files
 		n.used = time.Now().Add(-10 * time.Minute)
 	}

@@ -25,8 +25,9 @@ type book struct {
 	orphans       []string // chains that were in the kernel when the record was damaged or lost
 	guardTampered bool     // its guard may drop anything
 	harmed        []string
-	unruled       bool // nothing has passed without faults since the boot
-	stuck         bool // a stale chain could not be removed, and masquerades as before until a reconciler's sync
+	unruled       bool          // nothing has passed without faults since the boot
+	ahead         time.Duration // how far times of files can be ahead of the clock, by steps of a minute
+	stuck         bool          // a stale chain could not be removed, and masquerades as before until a reconciler's sync
 	recordLost    bool
 	disrupted     int       // seq of the last thing that another program did
 	addressed     int       // seq of the last change of the node's addresses
@@ -399,9 +400,13 @@ func (w *world) repaired(p *process) {
 	}
 }
 
-// staleRemoved takes note that a sync has removed stale chains: all but those that a lost record had.
+// staleRemoved takes note that a sync has removed stale chains: all but those that a lost record had. These stay as another
+// program changed them, if a document may be gone.
 func (w *world) staleRemoved() {
-	w.book.stuck = slices.ContainsFunc(w.book.orphans, func(chain string) bool { return w.kernel.has(chain) && !w.wanted(chain) })
+	stays := func(chain string) bool {
+		return w.kernel.has(chain) && (!w.wanted(chain) || w.some((*network).mayNot))
+	}
+	w.book.stuck = slices.ContainsFunc(w.book.orphans, stays)
 }
 
 // wanted reports whether a policy that may be in force is about a chain.
@@ -614,7 +619,7 @@ func (w *world) quiet() {
 	}
 	dropped := slices.DeleteFunc(slices.Clone(w.networks), func(n *network) bool { return n.conf != nil || !w.unused(n) })
 	if len(dropped) > 0 {
-		w.pass(11*time.Minute, false)
+		w.pass(11*time.Minute+w.book.ahead, false)
 	}
 	runs := len(w.reconcilers()) > 0
 	again := func() {
