@@ -182,16 +182,26 @@ type textField[T any] struct {
 func (f textField[T]) want() string { return stringLike(f.example) }
 
 func (f textField[T]) read(d *Document, key string, value json.RawMessage) {
-	s, _ := stringValue(value)
-	v, err := f.parse(s)
-	if err != nil {
-		d.Fail(key, -1, s, err.Error())
-		return
+	v, isValid := readText(d, key, value, f.parse)
+	if isValid {
+		*f.to = v
 	}
-	*f.to = v
 }
 
 func (f textField[T]) text() string { return fmt.Sprint(*f.to) }
+
+// readText parses the string of a key, or records its mistake.
+func readText[T any](
+	d *Document, key string, value json.RawMessage, parse func(string) (T, error),
+) (v T, isValid bool) {
+	s, _ := stringValue(value)
+	v, err := parse(s)
+	if err != nil {
+		d.Fail(key, -1, s, err.Error())
+		return v, false
+	}
+	return v, true
+}
 
 func stringLike(example string) string { return "a string such as " + policy.Quote(example) }
 
@@ -209,13 +219,10 @@ type optionalTextField[T any] struct {
 func (f optionalTextField[T]) want() string { return stringLike(f.example) }
 
 func (f optionalTextField[T]) read(d *Document, key string, value json.RawMessage) {
-	s, _ := stringValue(value)
-	v, err := f.parse(s)
-	if err != nil {
-		d.Fail(key, -1, s, err.Error())
-		return
+	v, isValid := readText(d, key, value, f.parse)
+	if isValid {
+		*f.to = &v
 	}
-	*f.to = &v
 }
 
 func (f optionalTextField[T]) text() string { return textOf(*f.to) }

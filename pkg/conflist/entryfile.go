@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -120,10 +119,8 @@ func (e Editor) ask(ctx context.Context, n Network, entry []byte) error {
 
 // replaceEntry replaces the network's entry, unless that failed only just now.
 func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Status) {
-	due := m.replacement.due()
-	if time.Now().Before(due) {
+	if m.replacement.waits(s) {
 		m.Entry = good
-		s.dueBy(due)
 		s.add(m.problemOf("replaced", m.replacement.err))
 		return
 	}
@@ -136,8 +133,7 @@ func (m *Manager) replaceEntry(ctx context.Context, entry, good []byte, s *Statu
 	}
 	m.useFromFile(entry)
 	if err != nil {
-		m.replacement = m.replacement.failed(err, time.Now())
-		s.retry(m.replacement)
+		m.replacement.fail(err, s)
 		s.add(m.problemOf("replaced", err))
 		return
 	}

@@ -174,21 +174,28 @@ type attempt struct {
 	file string        // that had the entry last
 }
 
-func (a attempt) due() time.Time { return a.at.Add(a.wait) }
+func (a *attempt) due() time.Time { return a.at.Add(a.wait) }
+
+// waits reports whether the next attempt is not due yet, and makes a sync due when it is.
+func (a *attempt) waits(s *Status) bool {
+	due := a.due()
+	isEarly := time.Now().Before(due)
+	if isEarly {
+		s.dueBy(due)
+	}
+	return isEarly
+}
 
 // insert inserts the entry, unless the last attempt was only just made.
 func (m *Manager) insert(ctx context.Context, n Network, s *Status) error {
-	began := time.Now()
-	due := m.attempt.due()
-	if began.Before(due) {
-		s.dueBy(due)
+	if m.attempt.waits(s) {
 		return m.attempt.err
 	}
+	began := time.Now()
 	c, err := m.Insert(ctx)
 	m.logRemoved(c.Removed)
 	if err != nil {
-		m.attempt = m.attempt.failed(err, time.Now())
-		s.retry(m.attempt)
+		m.attempt.fail(err, s)
 		return err
 	}
 	isMoved := m.attempt.file != "" && m.attempt.file != c.Path
@@ -205,12 +212,17 @@ func (m *Manager) insert(ctx context.Context, n Network, s *Status) error {
 	return nil
 }
 
-// failed returns the attempt that failed after this one.
-func (a attempt) failed(err error, now time.Time) attempt {
+// fail notes that an attempt failed, and makes a sync due when the next one is, unless only another program
+// can change what failed: then there is an event.
+func (a *attempt) fail(err error, s *Status) {
+	wait := min(2*max(a.wait, minWait), maxWait)
 	if isContentError(err) || errors.Is(err, errChanged) {
-		return attempt{at: now, err: err, wait: minWait, file: a.file}
+		wait = minWait
 	}
-	return attempt{at: now, err: err, wait: min(2*max(a.wait, minWait), maxWait), file: a.file}
+	*a = attempt{at: time.Now(), err: err, wait: wait, file: a.file}
+	if !isContentError(err) {
+		s.dueBy(a.due())
+	}
 }
 
 // logInserted logs that the entry was written. An entry that another program has removed twice within
@@ -258,16 +270,13 @@ func (m *Manager) noteChange(c Change, s *Status) {
 
 // removeCopyLogged removes the copy that an earlier version made, unless that failed only just now.
 func (m *Manager) removeCopyLogged(ctx context.Context, s *Status) error {
-	due := m.removal.due()
-	if time.Now().Before(due) {
-		s.dueBy(due)
+	if m.removal.waits(s) {
 		return m.removal.err
 	}
 	removed, err := m.removeCopy(ctx)
 	m.logRemoved(removed)
 	if err != nil {
-		m.removal = m.removal.failed(err, time.Now())
-		s.retry(m.removal)
+		m.removal.fail(err, s)
 		return err
 	}
 	m.removal = attempt{}
@@ -327,14 +336,6 @@ func (s *Status) add(p Problem) {
 func (s *Status) dueBy(t time.Time) {
 	if s.Next.IsZero() || t.Before(s.Next) {
 		s.Next = t
-	}
-}
-
-// retry makes a sync due when the next attempt is, unless only another program can change what failed: then
-// there is an event.
-func (s *Status) retry(a attempt) {
-	if !isContentError(a.err) {
-		s.dueBy(a.due())
 	}
 }
 

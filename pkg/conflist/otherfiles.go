@@ -6,7 +6,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/ip-masq/ip-masq-cni/pkg/config"
 	"github.com/ip-masq/ip-masq-cni/pkg/policy"
@@ -20,15 +19,12 @@ func (m *Manager) followInOthers(ctx context.Context, n Network, s *Status) erro
 	if !follows {
 		return nil
 	}
-	due := m.others.due()
-	if time.Now().Before(due) {
-		s.dueBy(due)
+	if m.others.waits(s) {
 		return m.others.err
 	}
 	err := m.replaceInOthers(ctx, n)
 	if err != nil {
-		m.others = m.others.failed(err, time.Now())
-		s.retry(m.others)
+		m.others.fail(err, s)
 		return err
 	}
 	m.others = attempt{}
